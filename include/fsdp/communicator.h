@@ -1,0 +1,126 @@
+#pragma once
+
+#include <fsdp/export.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+/// Element type of a reduction. Gathers, broadcasts and exchanges move bytes.
+enum class DType : uint8_t {
+  kFloat32,
+  kFloat64,
+  kFloat16,
+  kBFloat16,
+  kInt32,
+  kInt64,
+};
+
+/// Bytes of one element of `dtype`.
+FSDP_API int64_t size_of(DType dtype);
+
+enum class ReduceOp : uint8_t { kSum, kMax };
+
+/// Thrown when a peer failed, died or did not arrive in time. The layers that
+/// know libtorch turn it into c10::DistBackendError with the same text.
+class FSDP_API CommunicationError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A collective in flight.
+class FSDP_API Work {
+ public:
+  virtual ~Work() = default;
+
+  /// Whether wait() would return (or throw) without waiting for a peer.
+  virtual bool ready() = 0;
+
+  /// Waits until the result is in this rank's buffers. Throws
+  /// CommunicationError when the time limit of the communicator is over (the
+  /// text names the collective, this rank and the ranks that are missing), when
+  /// a peer signalled a failure, or when a peer's call differs from this one.
+  virtual void wait() = 0;
+};
+
+/// A group of ranks and the collectives that run over it: bytes, element types
+/// and operations only, so that it can be used and tested without libtorch.
+///
+/// Collective: every method but rank(), size(), timeout() and signal_failure().
+/// All ranks of the group call them in the same order with the same `what`,
+/// sizes and types; a difference is an error on all ranks, never a mix-up.
+///
+/// `what` names the call in errors, for instance "all_gather of unit
+/// 'layers.3'". Buffers stay valid, and inputs unchanged, until wait() has
+/// returned or the handle is destroyed. A communicator is used by one thread at
+/// a time.
+class FSDP_API Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// The longest that a wait may take.
+  virtual std::chrono::milliseconds timeout() const = 0;
+
+  /// Gathers equal slices in place: `buffer` holds size() slices of equal
+  /// length; slice rank() is this rank's input, the others are filled.
+  virtual std::unique_ptr<Work> all_gather(
+      std::span<std::byte> buffer,
+      std::string what) = 0;
+
+  /// Sums `input` over the ranks and hands rank r the elements
+  /// [cuts[r], cuts[r + 1]) in `output`. `cuts` holds size() + 1 non-decreasing
+  /// element offsets, the same on all ranks, from 0 to the number of elements
+  /// of `input`. 16-bit types are summed in float32 and rounded once. Back ends
+  /// with a fixed order sum in rank order, so that results do not vary.
+  virtual std::unique_ptr<Work> reduce_scatter(
+      std::span<const std::byte> input,
+      std::span<std::byte> output,
+      DType dtype,
+      std::span<const int64_t> cuts,
+      std::string what) = 0;
+
+  /// Reduces `buffer` over the ranks, in place; the same bits on all ranks.
+  virtual std::unique_ptr<Work> all_reduce(
+      std::span<std::byte> buffer,
+      DType dtype,
+      ReduceOp op,
+      std::string what) = 0;
+
+  /// Copies `buffer` of rank `root` to all ranks.
+  virtual std::unique_ptr<Work>
+  broadcast(std::span<std::byte> buffer, int root, std::string what) = 0;
+
+  virtual void barrier(std::string what) = 0;
+
+  /// Hands every rank the bytes of all ranks, by rank. Lengths may differ.
+  virtual std::vector<std::string> exchange(
+      std::string_view mine,
+      std::string what) = 0;
+
+  /// Counts the steps that failed. A new communicator is in epoch 0.
+  virtual uint64_t epoch() const = 0;
+
+  /// Ends the step of this rank: each peer throws CommunicationError with
+  /// `message` once, at the first call in epoch() that this rank has not made;
+  /// calls that it has made still become complete. This rank, and each peer as
+  /// it throws, goes on to the next epoch with nothing in flight, so that all
+  /// ranks meet again in their next step; waiting for a handle of an ended
+  /// epoch throws. Never waits.
+  virtual void signal_failure(std::string_view message) = 0;
+
+  /// A communicator over the ranks that pass the same `color`, ordered by
+  /// (`key`, rank). Collective over this communicator.
+  virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
+};
+
+} // namespace fsdp

@@ -1,0 +1,213 @@
+#pragma once
+
+#include <fsdp/description.h>
+#include <fsdp/export.h>
+#include <fsdp/memory.h>
+#include <fsdp/options.h>
+#include <fsdp/world.h>
+
+#include <torch/nn/module.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace torch::serialize {
+class OutputArchive;
+}
+
+namespace fsdp {
+
+namespace detail {
+class Net;
+} // namespace detail
+
+/// While one is open, the parameters of its net have their whole shape, and
+/// operators that read them find them whole, also through methods other than
+/// forward and in code outside of the module. Regions nest. Opening is local.
+///
+/// Collective: closing the outermost region, when a backward pass ran inside it.
+class FSDP_API Region {
+ public:
+  Region(Region&& other) noexcept;
+  Region& operator=(Region&& other) = delete;
+  /// Closes. A failure is thrown by the next call on the net, since destructors
+  /// must not throw. When an exception is on its way the region is abandoned: the
+  /// other ranks learn of it and gradients of the region are dropped.
+  ~Region();
+
+  /// Closes, and throws what went wrong (here or on another rank).
+  void close();
+
+  /// Closes because of an exception with this text.
+  void abandon(const std::string& reason) noexcept;
+
+ private:
+  friend class ShardedModule;
+  explicit Region(std::shared_ptr<detail::Net> net);
+  std::shared_ptr<detail::Net> net_; // null: closed
+  int exceptions_; // in flight when it was opened
+};
+
+/// While one lives, gradients are kept whole on their rank and not reduced. The
+/// next backward pass without one reduces their sum.
+class FSDP_API NoSync {
+ public:
+  NoSync(NoSync&& other) noexcept;
+  NoSync& operator=(NoSync&& other) = delete;
+  ~NoSync();
+
+ private:
+  friend class ShardedModule;
+  explicit NoSync(std::shared_ptr<detail::Net> net);
+  std::shared_ptr<detail::Net> net_;
+};
+
+struct WholeParametersOptions {
+  /// Keep changes: each rank takes its slice of what it finds when the scope
+  /// closes. All ranks must make the same changes.
+  bool write_back = false;
+};
+
+/// While one lives, all parameters are whole at once, in memory, and can be read
+/// without operators. Collective: opening.
+class FSDP_API WholeParameters {
+ public:
+  WholeParameters(WholeParameters&& other) noexcept;
+  WholeParameters& operator=(WholeParameters&& other) = delete;
+  ~WholeParameters();
+
+ private:
+  friend class ShardedModule;
+  WholeParameters(
+      std::shared_ptr<detail::Net> net,
+      Region region,
+      WholeParametersOptions options);
+  std::shared_ptr<detail::Net> net_; // null: moved away
+  Region region_;
+  WholeParametersOptions options_;
+};
+
+/// A sharded model, without its type: what FullyShardedDataParallel<M> and
+/// ShardedTensors have in common.
+///
+/// [Note: What parameters() shows] The tensors of the model keep their identity
+/// for ever: `parameters()`, the module's own members and an optimizer's list are
+/// the same TensorImpls. Outside of regions their contents are this rank's
+/// shards (1-D, possibly of 0 elements) and their .grad, if there is one, has the
+/// shard's size; so optimizers, clipping and moving averages work on shards.
+/// Inside a region they have their whole shape. full_sizes() always tells the
+/// whole shape.
+class FSDP_API ShardedModule {
+ public:
+  ShardedModule(const ShardedModule&) = delete;
+  ShardedModule& operator=(const ShardedModule&) = delete;
+  ShardedModule(ShardedModule&&) noexcept;
+  ShardedModule& operator=(ShardedModule&&) noexcept;
+  virtual ~ShardedModule();
+
+  /// All parameters, unit by unit, each once; ignored ones at the end.
+  std::vector<at::Tensor> parameters() const;
+
+  /// The whole shape of a parameter, by its fully qualified name.
+  std::vector<int64_t> full_sizes(const std::string& name) const;
+
+  const World& world() const;
+
+  /// Opens a region for code that uses parameters outside of a call of the net.
+  [[nodiscard]] Region region();
+
+  /// Gradients of backward passes that end while it lives are not reduced.
+  [[nodiscard]] NoSync no_sync();
+
+  /// All parameters whole at once. Throws inside of a region. Collective.
+  [[nodiscard]] WholeParameters whole_parameters(
+      WholeParametersOptions options = {});
+
+  /// Gathers all units and keeps them whole between regions, until reshard():
+  /// for many forward passes between two optimizer steps. parameters() are
+  /// shards outside of regions all the same. Collective.
+  void unshard();
+  void reshard();
+
+  /// Scales all gradients such that their norm, over all parameters and ranks, is
+  /// at most `max_norm`, and returns the norm before. Replicated and ignored
+  /// parameters count once. The norm is accumulated in float32 or better;
+  /// `norm_type` may be any positive number or infinity. Collective; the result
+  /// has the same bits on all ranks.
+  double clip_grad_norm_(
+      double max_norm,
+      double norm_type = 2.0,
+      bool error_if_nonfinite = false);
+
+  /// Clamps each element of the gradients to [-clip_value, clip_value]. Local.
+  void clip_grad_value_(double clip_value);
+
+  /// Averages the gradients of ignored parameters over the ranks. Collective.
+  void average_ignored_gradients();
+
+  /// Throws when parameters that every rank holds whole (kNoShard units and
+  /// ignored ones) differ between ranks, and names the first. Collective.
+  void check_replicas() const;
+
+  MemoryReport memory() const;
+  void reset_peak_memory();
+
+  NetDescription describe() const;
+
+  /// How many times a unit was gathered.
+  int64_t gathers() const;
+
+ protected:
+  ShardedModule() = default;
+  /// The tensors of one unit by name, or of all units by the unit's name.
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+  using NamedUnits = std::vector<std::pair<std::string, NamedTensors>>;
+
+  void shard_module(
+      const std::shared_ptr<torch::nn::Module>& module,
+      World world,
+      const Options& options);
+  void shard_tensors(NamedUnits units, World world, const Options& options);
+  /// Collective: makes all parameters whole for good and ends sharding.
+  void unwrap_parameters();
+
+  /// Runs `call` in a region; an exception abandons the region and is rethrown.
+  template <class F>
+  decltype(auto) in_region(F&& call);
+
+  const std::shared_ptr<detail::Net>& net() const;
+
+ private:
+  std::shared_ptr<detail::Net> net_;
+  std::vector<std::pair<std::string, at::Tensor>> ignored_;
+};
+
+/// torch::save(net, file) would write one rank's shards. Save the module that
+/// unwrap() returns, or the tensors inside whole_parameters().
+torch::serialize::OutputArchive& operator<<(
+    torch::serialize::OutputArchive& archive,
+    const ShardedModule& net) = delete;
+
+template <class F>
+decltype(auto) ShardedModule::in_region(F&& call) {
+  Region open = region();
+  try {
+    if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
+      std::forward<F>(call)();
+      open.close();
+    } else {
+      decltype(auto) result = std::forward<F>(call)();
+      open.close();
+      return static_cast<decltype(result)>(result);
+    }
+  } catch (const std::exception& error) {
+    open.abandon(error.what());
+    throw;
+  }
+}
+
+} // namespace fsdp

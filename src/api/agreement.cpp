@@ -1,0 +1,155 @@
+#include "api/agreement.h"
+
+#include "runtime/errors.h"
+#include "runtime/internal_guard.h"
+#include "runtime/tensor_bytes.h"
+
+#include <fsdp/version.h>
+
+#include <ATen/ATen.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <sstream>
+
+namespace fsdp::detail {
+
+namespace {
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+std::string line_at(const std::vector<std::string>& lines, size_t index) {
+  return index < lines.size() ? lines[index] : "(nothing)";
+}
+
+std::string dtype_text(const std::optional<at::ScalarType>& dtype) {
+  return dtype.has_value() ? c10::toString(*dtype) : "unchanged";
+}
+
+std::string describe(const UnitSpec& unit) {
+  std::ostringstream line;
+  line << "unit '" << unit.name << "': strategy "
+       << static_cast<int>(unit.strategy) << ", param_dtype "
+       << dtype_text(unit.mixed_precision.param_dtype) << ", reduce_dtype "
+       << dtype_text(unit.mixed_precision.reduce_dtype) << ", cast_inputs "
+       << unit.mixed_precision.cast_inputs;
+  return line.str();
+}
+
+std::string describe(const Parameter& parameter) {
+  std::ostringstream line;
+  line << "parameter";
+  for (const auto& name : parameter.names) {
+    line << " '" << name << "'";
+  }
+  line << ": shape " << parameter.tensor.sizes() << ", dtype "
+       << parameter.tensor.scalar_type() << ", requires_grad "
+       << parameter.tensor.requires_grad();
+  return line.str();
+}
+
+} // namespace
+
+uint64_t checksum(const at::Tensor& tensor) {
+  const InternalGuard internal;
+  const auto flat = tensor.detach().contiguous().cpu();
+  const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
+  uint64_t hash = 1469598103934665603U;
+  for (const auto i : c10::irange(flat.nbytes())) {
+    hash = (hash ^ bytes[i]) * 1099511628211U;
+  }
+  return hash;
+}
+
+void check_same_lines(
+    const World& world,
+    const std::vector<std::string>& lines,
+    const std::string& advice) {
+  std::string mine;
+  for (const auto& line : lines) {
+    mine += line + "\n";
+  }
+  const auto all = communicate([&] {
+    return world.communicator().exchange(mine, "comparison of the ranks");
+  });
+  for (const auto rank : c10::irange(all.size())) {
+    if (all[rank] == all[0]) {
+      continue;
+    }
+    const auto first = split_lines(all[0]);
+    const auto other = split_lines(all[rank]);
+    size_t at = 0;
+    while (line_at(first, at) == line_at(other, at)) {
+      ++at;
+    }
+    const auto size = static_cast<int>(all.size());
+    TORCH_CHECK_VALUE(
+        false,
+        "fsdp: the ranks differ: ", rank_text(0, size), " has ",
+        line_at(first, at), ", but ", rank_text(static_cast<int>(rank), size),
+        " has ", line_at(other, at), ". ", advice);
+  }
+}
+
+void check_agreement(
+    const World& world,
+    const std::vector<UnitSpec>& specs,
+    const NetSettings& settings,
+    CompareValues values) {
+  std::vector<std::string> lines;
+  lines.push_back(std::string("libfsdp ") + version());
+  lines.push_back(
+      "gradient_divide_factor " + std::to_string(settings.divide_factor) +
+      ", slots " + std::to_string(settings.slots));
+  for (const auto& unit : specs) {
+    lines.push_back(describe(unit));
+    for (const auto& parameter : unit.parameters) {
+      lines.push_back(describe(parameter));
+    }
+  }
+  check_same_lines(
+      world, lines, "Build the same model with the same options on all ranks.");
+  if (values == CompareValues::kNo || world.size() == 1) {
+    return;
+  }
+  lines.clear();
+  for (const auto& unit : specs) {
+    for (const auto& parameter : unit.parameters) {
+      lines.push_back(
+          "parameter '" + parameter.name() + "' with values of checksum " +
+          std::to_string(checksum(parameter.tensor)));
+    }
+  }
+  check_same_lines(
+      world,
+      lines,
+      "Each rank would keep its part of another model: seed all ranks alike"
+      " (torch::manual_seed) before the model is built, or set"
+      " Options::sync_module_states(true) to take the values of rank 0.");
+}
+
+void broadcast_tensors(
+    const World& world,
+    const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  const InternalGuard internal;
+  for (const auto& [name, tensor] : tensors) {
+    auto flat = tensor.detach().contiguous();
+    communicate([&] {
+      world.communicator()
+          .broadcast(bytes_of(flat), 0, "broadcast of '" + name + "'")
+          ->wait();
+    });
+    if (!flat.is_alias_of(tensor)) {
+      tensor.detach().copy_(flat);
+    }
+  }
+}
+
+} // namespace fsdp::detail

@@ -1,0 +1,319 @@
+#include "api/module_units.h"
+
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace fsdp::detail {
+
+namespace {
+
+constexpr size_t kRoot = 0;
+
+/// A module of the tree, with its place.
+struct Node {
+  std::string name; // empty for the root
+  torch::nn::Module* module;
+  std::vector<size_t> children;
+  size_t unit = kRoot; // that takes its parameters
+};
+
+struct UnitChoice {
+  std::string name;
+  UnitOptions options;
+};
+
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+/// All modules, parents before children, in order of registration.
+class Tree {
+ public:
+  explicit Tree(torch::nn::Module& root) { add("", root); }
+
+  std::vector<Node>& nodes() { return nodes_; }
+
+ private:
+  size_t add(std::string name, torch::nn::Module& module) {
+    const size_t index = nodes_.size();
+    nodes_.push_back({std::move(name), &module, {}});
+    for (const auto& child : module.named_children()) {
+      const auto child_name = join(nodes_[index].name, child.key());
+      const auto child_index = add(child_name, *child.value());
+      nodes_[index].children.push_back(child_index);
+    }
+    return index;
+  }
+
+  std::vector<Node> nodes_;
+};
+
+/// [Note: Which unit takes a parameter] Modules are visited children first. A
+/// module that a rule matches becomes a unit and takes the parameters below it
+/// that no unit inside it has taken. A tensor that is registered at several
+/// places belongs to the unit of its first place in order of registration; the
+/// other places see the same tensor.
+class UnitChooser {
+ public:
+  UnitChooser(Tree& tree, const UnitPolicy& policy)
+      : nodes_(tree.nodes()),
+        rules_(policy.rules()),
+        matches_(rules_.size(), 0),
+        together_(rules_.size(), kRoot) {
+    choices_.push_back({"", UnitOptions()});
+    choose(0);
+    check_all_matched();
+    order_by_registration();
+  }
+
+  const std::vector<UnitChoice>& choices() const { return choices_; }
+
+ private:
+  int64_t choose(size_t index) {
+    auto& node = nodes_[index];
+    int64_t free_numel = own_numel(*node.module);
+    for (const auto child : node.children) {
+      free_numel += choose(child);
+    }
+    if (index == 0) {
+      return free_numel;
+    }
+    for (const auto rule : c10::irange(rules_.size())) {
+      const auto options =
+          rules_[rule].match({node.name, *node.module, free_numel});
+      if (options.has_value()) {
+        ++matches_[rule];
+        assign(index, unit_for(rule, node.name, *options));
+        return 0;
+      }
+    }
+    return free_numel;
+  }
+
+  int64_t own_numel(torch::nn::Module& module) {
+    int64_t numel = 0;
+    for (const auto& tensor : module.parameters(/*recurse=*/false)) {
+      if (counted_.insert(tensor.unsafeGetTensorImpl()).second) {
+        numel += tensor.numel();
+      }
+    }
+    return numel;
+  }
+
+  size_t unit_for(
+      size_t rule,
+      const std::string& name,
+      const UnitOptions& options) {
+    if (rules_[rule].together && together_[rule] != kRoot) {
+      return together_[rule];
+    }
+    choices_.push_back({name, options});
+    together_[rule] = choices_.size() - 1;
+    return choices_.size() - 1;
+  }
+
+  void assign(size_t index, size_t unit) {
+    auto& node = nodes_[index];
+    if (node.unit == kRoot) {
+      node.unit = unit;
+      for (const auto child : node.children) {
+        assign(child, unit);
+      }
+    }
+  }
+
+  void check_all_matched() const {
+    for (const auto rule : c10::irange(rules_.size())) {
+      TORCH_CHECK_VALUE(
+          matches_[rule] > 0,
+          "fsdp: unit policy ", rules_[rule].description,
+          " matches no module, or only modules that an earlier policy took."
+          " The model has:", list_of_modules());
+    }
+  }
+
+  std::string list_of_modules() const {
+    constexpr size_t kMost = 60;
+    std::ostringstream list;
+    for (const auto i : c10::irange(std::min(nodes_.size(), kMost))) {
+      list << "\n  '" << nodes_[i].name << "': " << nodes_[i].module->name();
+    }
+    if (nodes_.size() > kMost) {
+      list << "\n  and " << nodes_.size() - kMost << " more";
+    }
+    return list.str();
+  }
+
+  /// Units in the order in which their first modules were registered.
+  void order_by_registration() {
+    std::vector<size_t> rank(choices_.size(), 0);
+    std::vector<UnitChoice> ordered{choices_.front()};
+    for (auto& node : nodes_) {
+      if (node.unit != kRoot && rank[node.unit] == 0) {
+        rank[node.unit] = ordered.size();
+        ordered.push_back(choices_[node.unit]);
+      }
+      node.unit = rank[node.unit];
+    }
+    choices_ = std::move(ordered);
+  }
+
+  std::vector<Node>& nodes_;
+  const std::vector<UnitPolicy::Rule>& rules_;
+  std::vector<int> matches_;
+  std::vector<size_t> together_; // the unit of a rule that makes one
+  std::vector<UnitChoice> choices_;
+  std::unordered_set<const c10::TensorImpl*> counted_;
+};
+
+bool is_or_is_below(const std::string& name, const std::string& ignored) {
+  return name == ignored ||
+      (name.size() > ignored.size() && name.starts_with(ignored) &&
+       name[ignored.size()] == '.');
+}
+
+/// Which tensors Options::ignore names.
+class IgnoreList {
+ public:
+  explicit IgnoreList(const std::vector<std::string>& names)
+      : names_(names), used_(names.size(), false) {}
+
+  bool contains(const std::string& name) {
+    bool found = false;
+    for (const auto i : c10::irange(names_.size())) {
+      if (is_or_is_below(name, names_[i])) {
+        used_[i] = true;
+        found = true;
+      }
+    }
+    return found;
+  }
+
+  void check_all_used() const {
+    for (const auto i : c10::irange(names_.size())) {
+      TORCH_CHECK_VALUE(
+          used_[i],
+          "fsdp: Options::ignore names '", names_[i],
+          "', but no parameter and no module with parameters has this name.");
+    }
+  }
+
+ private:
+  const std::vector<std::string>& names_;
+  std::vector<bool> used_;
+};
+
+UnitSpec spec_of(
+    const std::string& name,
+    const UnitOptions& unit,
+    const Options& options) {
+  UnitSpec spec;
+  spec.name = name.empty() ? "(root)" : name;
+  spec.strategy = unit.strategy().value_or(options.strategy());
+  const bool reshard = unit.reshard_after_forward().value_or(true);
+  if (!reshard && spec.strategy == Strategy::kFullShard) {
+    spec.strategy = Strategy::kShardGradOp;
+  }
+  spec.mixed_precision =
+      unit.mixed_precision().value_or(options.mixed_precision());
+  return spec;
+}
+
+/// Tensors by identity, so that one under several names stays one parameter.
+class Collector {
+ public:
+  explicit Collector(const Options& options) : ignore_(options.ignore()) {}
+
+  void add(UnitSpec& unit, const std::string& name, const at::Tensor& tensor) {
+    const auto* identity = tensor.unsafeGetTensorImpl();
+    const auto known = seen_.find(identity);
+    if (known != seen_.end()) {
+      known->second.first->parameters[known->second.second].names.push_back(
+          name);
+      return;
+    }
+    if (ignore_.contains(name)) {
+      if (ignored_seen_.insert(identity).second) {
+        ignored.emplace_back(name, tensor);
+      }
+      return;
+    }
+    if (ignored_seen_.count(identity) > 0) {
+      return;
+    }
+    seen_.emplace(identity, std::make_pair(&unit, unit.parameters.size()));
+    Parameter parameter;
+    parameter.tensor = tensor;
+    parameter.names = {name};
+    unit.parameters.push_back(std::move(parameter));
+  }
+
+  ModuleUnits finish(std::vector<UnitSpec> units) {
+    ignore_.check_all_used();
+    std::erase_if(
+        units, [](const UnitSpec& unit) { return unit.parameters.empty(); });
+    return {std::move(units), std::move(ignored)};
+  }
+
+  std::vector<std::pair<std::string, at::Tensor>> ignored;
+
+ private:
+  IgnoreList ignore_;
+  std::unordered_map<const c10::TensorImpl*, std::pair<UnitSpec*, size_t>>
+      seen_;
+  std::unordered_set<const c10::TensorImpl*> ignored_seen_;
+};
+
+} // namespace
+
+ModuleUnits units_of(torch::nn::Module& module, const Options& options) {
+  Tree tree(module);
+  const UnitChooser chooser(tree, options.units());
+  std::vector<UnitSpec> units;
+  for (const auto& choice : chooser.choices()) {
+    units.push_back(spec_of(choice.name, choice.options, options));
+  }
+  Collector collector(options);
+  for (const auto& node : tree.nodes()) {
+    for (const auto& parameter :
+         node.module->named_parameters(/*recurse=*/false)) {
+      if (parameter.value().defined()) {
+        collector.add(
+            units[node.unit],
+            join(node.name, parameter.key()),
+            parameter.value());
+      }
+    }
+  }
+  return collector.finish(std::move(units));
+}
+
+ModuleUnits units_of(
+    std::vector<std::pair<
+        std::string,
+        std::vector<std::pair<std::string, at::Tensor>>>> units,
+    const Options& options) {
+  TORCH_CHECK_VALUE(
+      options.units().rules().empty() && options.ignore().empty(),
+      "fsdp: ShardedTensors is given its units: Options::units and"
+      " Options::ignore must be empty.");
+  std::vector<UnitSpec> specs;
+  for (const auto& [name, tensors] : units) {
+    specs.push_back(spec_of(name, UnitOptions(), options));
+  }
+  Collector collector(options);
+  for (const auto i : c10::irange(units.size())) {
+    for (const auto& [name, tensor] : units[i].second) {
+      collector.add(specs[i], name, tensor);
+    }
+  }
+  return collector.finish(std::move(specs));
+}
+
+} // namespace fsdp::detail

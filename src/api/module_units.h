@@ -1,0 +1,32 @@
+#pragma once
+
+#include "runtime/net.h"
+
+#include <fsdp/options.h>
+
+#include <torch/nn/module.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::detail {
+
+/// The units of a module and what was left out.
+struct ModuleUnits {
+  std::vector<UnitSpec> units; // the root first; no unit is empty
+  std::vector<std::pair<std::string, at::Tensor>> ignored;
+};
+
+/// Applies the unit policy and the ignore list of `options`. Throws
+/// c10::ValueError when a policy or an ignored name matches nothing.
+ModuleUnits units_of(torch::nn::Module& module, const Options& options);
+
+/// The same for tensors that the program has put into units itself.
+ModuleUnits units_of(
+    std::vector<std::pair<
+        std::string,
+        std::vector<std::pair<std::string, at::Tensor>>>> units,
+    const Options& options);
+
+} // namespace fsdp::detail

@@ -1,0 +1,363 @@
+#include <fsdp/sharded_module.h>
+
+#include "api/agreement.h"
+#include "api/module_units.h"
+#include "runtime/errors.h"
+#include "runtime/internal_guard.h"
+#include "runtime/net.h"
+#include "runtime/tensor_bytes.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/irange.h>
+
+#include <map>
+#include <unordered_map>
+
+namespace fsdp {
+
+namespace {
+
+using detail::FlatGroup;
+using detail::Parameter;
+using detail::rank_text;
+
+template <class F>
+void each_group(const detail::Net& net, F&& visit) {
+  for (const auto& unit : net.units()) {
+    for (const auto& group : unit->groups) {
+      visit(*group);
+    }
+  }
+}
+
+void check_parameter(const Parameter& parameter, const World& world) {
+  const auto& tensor = parameter.tensor;
+  const auto who = "fsdp: parameter '" + parameter.name() + "' (" +
+      rank_text(world.rank(), world.size()) + ") ";
+  TORCH_CHECK_VALUE(
+      tensor.layout() == c10::kStrided,
+      who, "must be a dense tensor, but has layout ", tensor.layout(), ".");
+  TORCH_CHECK_VALUE(
+      tensor.is_leaf(),
+      who, "must be a leaf, but was computed by an operator that autograd"
+      " recorded. Make it under torch::NoGradGuard, or detach() it.");
+  TORCH_CHECK_VALUE(
+      !tensor.grad().defined(),
+      who, "has a gradient already. Call zero_grad() before it is sharded.");
+  TORCH_CHECK_VALUE(
+      detail::unit_storage(tensor) == nullptr ||
+          detail::unit_storage(tensor)->tag->group.load() == nullptr,
+      who, "is sharded already. A module is sharded once.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensor.is_cpu() || world.size() == 1,
+      who, "is on ", tensor.device(), ", but this communicator moves CPU memory"
+      " only.");
+}
+
+/// Two tensors on one storage would each get their own shard, and come apart.
+void check_storages(
+    const std::vector<detail::UnitSpec>& units,
+    const World& world) {
+  std::unordered_map<const c10::StorageImpl*, std::string> owners;
+  for (const auto& unit : units) {
+    for (const auto& parameter : unit.parameters) {
+      check_parameter(parameter, world);
+      if (parameter.tensor.numel() == 0) {
+        continue;
+      }
+      const auto& storage = parameter.tensor.storage();
+      const auto [owner, fresh] =
+          owners.emplace(storage.unsafeGetStorageImpl(), parameter.name());
+      TORCH_CHECK_VALUE(
+          fresh,
+          "fsdp: parameters '", owner->second, "' and '", parameter.name(),
+          "' share one storage but are two tensors, so sharding would untie"
+          " them. Register the same tensor at both places.");
+      TORCH_CHECK_VALUE(
+          storage.use_count() == 1,
+          "fsdp: somebody else holds a view of parameter '", parameter.name(),
+          "' (", rank_text(world.rank(), world.size()), "), which would keep the"
+          " values of now for ever. Make the view after sharding, where it is"
+          " used, or clone() it.");
+    }
+  }
+}
+
+std::vector<std::pair<std::string, at::Tensor>> all_tensors(
+    const std::vector<detail::UnitSpec>& units,
+    const std::vector<std::pair<std::string, at::Tensor>>& ignored,
+    torch::nn::Module* module) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& unit : units) {
+    for (const auto& parameter : unit.parameters) {
+      tensors.emplace_back(parameter.name(), parameter.tensor);
+    }
+  }
+  tensors.insert(tensors.end(), ignored.begin(), ignored.end());
+  if (module != nullptr) {
+    for (const auto& buffer : module->named_buffers()) {
+      if (buffer.value().defined()) {
+        tensors.emplace_back(buffer.key(), buffer.value());
+      }
+    }
+  }
+  return tensors;
+}
+
+std::shared_ptr<detail::Net> make_net(
+    const World& world,
+    detail::ModuleUnits& units,
+    torch::nn::Module* module,
+    const Options& options) {
+  check_storages(units.units, world);
+  detail::NetSettings settings;
+  settings.divide_factor =
+      options.gradient_divide_factor().value_or(world.size());
+  settings.slots = options.slots();
+  TORCH_CHECK_VALUE(
+      settings.divide_factor != 0.0,
+      "fsdp: Options::gradient_divide_factor must not be 0. Use 1 to keep the"
+      " sum of the gradients.");
+  TORCH_CHECK_VALUE(
+      settings.slots >= 1,
+      "fsdp: Options::slots must be at least 1, but got ", settings.slots, ".");
+  detail::check_agreement(
+      world,
+      units.units,
+      settings,
+      options.sync_module_states() ? detail::CompareValues::kNo
+                                   : detail::CompareValues::kYes);
+  if (options.sync_module_states()) {
+    detail::broadcast_tensors(
+        world, all_tensors(units.units, units.ignored, module));
+  }
+  return detail::Net::make(world, std::move(units.units), settings);
+}
+
+} // namespace
+
+ShardedModule::ShardedModule(ShardedModule&&) noexcept = default;
+ShardedModule& ShardedModule::operator=(ShardedModule&&) noexcept = default;
+ShardedModule::~ShardedModule() = default;
+
+void ShardedModule::shard_module(
+    const std::shared_ptr<torch::nn::Module>& module,
+    World world,
+    const Options& options) {
+  TORCH_CHECK_VALUE(
+      module != nullptr, "fsdp: the module to shard is null. Construct it first.");
+  auto units = detail::units_of(*module, options);
+  net_ = make_net(world, units, module.get(), options);
+  ignored_ = std::move(units.ignored);
+}
+
+void ShardedModule::shard_tensors(
+    NamedUnits named,
+    World world,
+    const Options& options) {
+  auto units = detail::units_of(std::move(named), options);
+  net_ = make_net(world, units, nullptr, options);
+}
+
+const std::shared_ptr<detail::Net>& ShardedModule::net() const {
+  TORCH_CHECK_VALUE(
+      net_ != nullptr, "fsdp: this net was moved from or unwrapped.");
+  return net_;
+}
+
+std::vector<at::Tensor> ShardedModule::parameters() const {
+  std::vector<at::Tensor> tensors;
+  each_group(*net(), [&](const FlatGroup& group) {
+    for (const auto& parameter : group.parameters()) {
+      tensors.push_back(parameter.tensor);
+    }
+  });
+  for (const auto& [name, tensor] : ignored_) {
+    tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+std::vector<int64_t> ShardedModule::full_sizes(const std::string& name) const {
+  std::vector<int64_t> sizes;
+  bool found = false;
+  each_group(*net(), [&](const FlatGroup& group) {
+    for (const auto& parameter : group.parameters()) {
+      for (const auto& each : parameter.names) {
+        if (each == name) {
+          sizes = parameter.sizes;
+          found = true;
+        }
+      }
+    }
+  });
+  for (const auto& [each, tensor] : ignored_) {
+    if (each == name) {
+      sizes = tensor.sizes().vec();
+      found = true;
+    }
+  }
+  TORCH_CHECK_VALUE(
+      found, "fsdp: full_sizes: there is no parameter '", name,
+      "'. describe() lists the names.");
+  return sizes;
+}
+
+const World& ShardedModule::world() const {
+  return net()->world();
+}
+
+Region ShardedModule::region() {
+  return Region(net());
+}
+
+NoSync ShardedModule::no_sync() {
+  return NoSync(net());
+}
+
+WholeParameters ShardedModule::whole_parameters(
+    WholeParametersOptions options) {
+  TORCH_CHECK_VALUE(
+      !net()->in_region(),
+      "fsdp: whole_parameters inside of a region (", net()->rank_text(),
+      "). Close the region first.");
+  return WholeParameters(net(), region(), options);
+}
+
+void ShardedModule::unshard() {
+  net()->unshard();
+}
+
+void ShardedModule::reshard() {
+  net()->reshard();
+}
+
+void ShardedModule::unwrap_parameters() {
+  std::vector<std::pair<at::Tensor, at::Tensor>> whole;
+  {
+    const auto scope = whole_parameters();
+    const detail::InternalGuard internal;
+    each_group(*net(), [&](const FlatGroup& group) {
+      for (const auto& parameter : group.parameters()) {
+        auto copy = parameter.tensor.detach().to(group.dtype(), false, true);
+        whole.emplace_back(parameter.tensor, std::move(copy));
+      }
+    });
+  }
+  net_.reset();
+  const detail::InternalGuard internal;
+  for (auto& [tensor, value] : whole) {
+    tensor.mutable_grad().reset();
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
+  }
+}
+
+void ShardedModule::average_ignored_gradients() {
+  const detail::InternalGuard internal;
+  for (const auto& [name, tensor] : ignored_) {
+    if (!tensor.requires_grad()) {
+      continue;
+    }
+    auto& grad = tensor.mutable_grad();
+    auto sum = grad.defined() ? grad.to(at::kDouble).contiguous()
+                              : at::zeros(tensor.sizes(), at::kDouble);
+    auto present = at::full({1}, grad.defined() ? 1.0 : 0.0, at::kDouble);
+    for (auto* each : {&present, &sum}) {
+      detail::communicate([&] {
+        world()
+            .communicator()
+            .all_reduce(
+                detail::bytes_of(*each),
+                DType::kFloat64,
+                ReduceOp::kSum,
+                "gradient of ignored parameter '" + name + "'")
+            ->wait();
+      });
+    }
+    if (present.item<double>() > 0.0) {
+      grad = sum.div_(world().size()).to(tensor.scalar_type());
+    }
+  }
+}
+
+void ShardedModule::check_replicas() const {
+  std::vector<std::string> lines;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    lines.push_back(
+        "parameter '" + name + "' with values of checksum " +
+        std::to_string(detail::checksum(tensor)));
+  };
+  each_group(*net(), [&](const FlatGroup& group) {
+    for (const auto& parameter : group.parameters()) {
+      if (group.replicated()) {
+        add(parameter.name(), parameter.tensor);
+      }
+    }
+  });
+  for (const auto& [name, tensor] : ignored_) {
+    add(name, tensor);
+  }
+  detail::check_same_lines(
+      world(),
+      lines,
+      "Replicated parameters have drifted apart: were the gradients of ignored"
+      " parameters averaged, and does every rank take the same steps?");
+}
+
+MemoryReport ShardedModule::memory() const {
+  MemoryReport report;
+  each_group(*net(), [&](const FlatGroup& group) {
+    report.shard_bytes += group.shard_bytes();
+    for (const auto i : c10::irange(group.layout().size())) {
+      const auto& parameter = group.parameters()[i];
+      const auto& grad = parameter.tensor.grad();
+      report.gradient_bytes +=
+          grad.defined() ? static_cast<int64_t>(grad.nbytes()) : 0;
+      report.whole_model_bytes += group.layout().interval(i).numel() *
+          static_cast<int64_t>(c10::elementSize(group.dtype()));
+    }
+  });
+  report.unreduced_gradient_bytes = net()->unreduced_bytes();
+  report.gathered_bytes = net()->gathered_bytes();
+  report.peak_gathered_bytes = net()->peak_gathered_bytes();
+  return report;
+}
+
+void ShardedModule::reset_peak_memory() {
+  net()->reset_peak();
+}
+
+int64_t ShardedModule::gathers() const {
+  return net()->gathers();
+}
+
+NetDescription ShardedModule::describe() const {
+  NetDescription net_description;
+  net_description.rank = world().rank();
+  net_description.world_size = world().size();
+  for (const auto& unit : net()->units()) {
+    NetDescription::Unit description;
+    description.name = unit->name;
+    description.strategy = unit->strategy;
+    for (const auto& group : unit->groups) {
+      description.shard_bytes += group->shard_bytes();
+      description.whole_bytes += group->layout().total_numel() *
+          static_cast<int64_t>(c10::elementSize(group->compute_dtype()));
+      for (const auto i : c10::irange(group->layout().size())) {
+        const auto& parameter = group->parameters()[i];
+        description.parameters.push_back(
+            {parameter.names,
+             parameter.sizes,
+             group->dtype(),
+             parameter.tensor.requires_grad(),
+             group->layout()
+                 .owned_of_parameter(i, group->position())
+                 .numel()});
+      }
+    }
+    net_description.units.push_back(std::move(description));
+  }
+  return net_description;
+}
+
+} // namespace fsdp

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <fsdp/communicator.h>
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+namespace fsdp::detail {
+
+/// Communicators of `size` ranks that are threads of this process, by rank.
+/// Each rank's contribution is copied when it calls, so a call never waits for
+/// a peer; results are computed in rank order by the rank that waits for them.
+std::vector<std::shared_ptr<Communicator>> make_thread_communicators(
+    int size,
+    std::chrono::milliseconds timeout);
+
+} // namespace fsdp::detail

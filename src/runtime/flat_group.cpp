@@ -1,0 +1,285 @@
+#include "runtime/flat_group.h"
+
+#include "runtime/errors.h"
+#include "runtime/internal_guard.h"
+#include "runtime/tensor_bytes.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <exception>
+
+namespace fsdp::detail {
+
+namespace {
+
+std::vector<int64_t> numels_of(const std::vector<Parameter>& parameters) {
+  std::vector<int64_t> numels;
+  numels.reserve(parameters.size());
+  for (const auto& parameter : parameters) {
+    numels.push_back(parameter.tensor.numel());
+  }
+  return numels;
+}
+
+/// Exchanges the contents of a parameter. Unlike set_data this keeps its version
+/// counter and its gradient accumulator, whatever the dtypes are.
+void switch_to(const at::Tensor& parameter, const at::Tensor& contents) {
+  parameter.unsafeGetTensorImpl()->shallow_copy_from(
+      contents.getIntrusivePtr());
+}
+
+} // namespace
+
+FlatGroup::FlatGroup(
+    Net& net,
+    GroupSettings settings,
+    std::vector<Parameter> parameters,
+    std::shared_ptr<Communicator> gather_communicator)
+    : net_(net),
+      settings_(std::move(settings)),
+      parameters_(std::move(parameters)),
+      dtype_(parameters_.front().tensor.scalar_type()),
+      compute_dtype_(
+          at::isFloatingType(dtype_)
+              ? settings_.mixed_precision.param_dtype.value_or(dtype_)
+              : dtype_),
+      reduce_dtype_(
+          at::isFloatingType(dtype_)
+              ? settings_.mixed_precision.reduce_dtype.value_or(compute_dtype_)
+              : dtype_),
+      device_(parameters_.front().tensor.device()),
+      layout_(
+          numels_of(parameters_),
+          replicated() ? 1 : settings_.world_size),
+      tag_(std::make_shared<GroupTag>()),
+      const_tag_(tag_),
+      communicator_(std::move(gather_communicator)),
+      alias_(layout_.world_size() == 1 && compute_dtype_ == dtype_),
+      plain_(replicated() && alias_ && !settings_.cast_inputs),
+      released_message_(
+          "fsdp: a weight of " + where() +
+          " is read while it is not whole: its memory was asked for without an"
+          " operator. Call fsdp::touch(weight) first and keep what it returns"
+          " while the pointer is used.") {
+  for (auto& parameter : parameters_) {
+    parameter.sizes = parameter.tensor.sizes().vec();
+  }
+  if (!plain_) {
+    copy_in_and_switch();
+  }
+  tag_->group = this;
+}
+
+FlatGroup::~FlatGroup() {
+  tag_->group = nullptr;
+}
+
+void FlatGroup::copy_in_and_switch() {
+  const InternalGuard internal;
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype_));
+  shard_storage_ = allocate_storage(
+      StorageKind::kShard,
+      const_tag_,
+      static_cast<size_t>(layout_.slice_numel() * itemsize),
+      device_);
+  shard_ = tensor_on(
+      shard_storage_, dtype_, {layout_.slice_numel()}, 0, Touched::kNo);
+  shard_.zero_(); // padding too, so that it is never garbage
+  whole_storage_ = c10::make_intrusive<UnitStorage>(
+      StorageKind::kWhole,
+      const_tag_,
+      static_cast<size_t>(layout_.total_numel()) *
+          c10::elementSize(compute_dtype_),
+      c10::DataPtr(nullptr, device_));
+  take_memory(*whole_storage_, released_message_);
+  for (const auto i : c10::irange(layout_.size())) {
+    auto& parameter = parameters_[i];
+    const auto owned = layout_.owned_in_slice(i, position());
+    const std::vector<int64_t> at_rest = replicated()
+        ? parameter.sizes
+        : std::vector<int64_t>{owned.numel()};
+    parameter.sharded = tensor_on(
+        shard_storage_, dtype_, at_rest, owned.begin, Touched::kYes);
+    parameter.whole = tensor_on(
+        whole_storage_,
+        compute_dtype_,
+        parameter.sizes,
+        layout_.interval(i).begin,
+        Touched::kYes);
+    take_over(i, dtype_);
+    switch_to(parameter.tensor, parameter.sharded);
+  }
+}
+
+void FlatGroup::enter_region() {
+  if (plain_) {
+    return;
+  }
+  for (const auto i : c10::irange(layout_.size())) {
+    auto& parameter = parameters_[i];
+    if (unit_storage(parameter.tensor) != shard_storage_.get()) {
+      take_over(i, dtype_);
+    }
+    switch_to(parameter.tensor, parameter.whole);
+  }
+}
+
+void FlatGroup::leave_region() {
+  if (plain_) {
+    return;
+  }
+  std::exception_ptr error;
+  for (const auto i : c10::irange(layout_.size())) {
+    auto& parameter = parameters_[i];
+    if (unit_storage(parameter.tensor) != whole_storage_.get()) {
+      try {
+        take_over(i, compute_dtype_);
+      } catch (const std::exception&) {
+        error = std::current_exception(); // once all are SHARDED again
+      }
+    }
+    switch_to(parameter.tensor, parameter.sharded);
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+void FlatGroup::take_over(int64_t index, at::ScalarType accepted) {
+  const InternalGuard internal;
+  const auto& parameter = parameters_[index];
+  const auto& value = parameter.tensor;
+  const auto owned = layout_.owned_of_parameter(index, position());
+  const auto whole_numel = layout_.interval(index).numel();
+  TORCH_CHECK_VALUE(
+      value.scalar_type() == dtype_ || value.scalar_type() == accepted,
+      "fsdp: parameter '", parameter.name(), "' was given another dtype after"
+      " sharding (", where(), "): expected ", dtype_, ", but got ",
+      value.scalar_type(), ". Convert the model before it is sharded.");
+  TORCH_CHECK_VALUE(
+      value.numel() == whole_numel || value.numel() == owned.numel(),
+      "fsdp: parameter '", parameter.name(), "' was replaced by a tensor of"
+      " another size (", where(), "): expected ", whole_numel,
+      " elements (whole) or ", owned.numel(), " (this rank's shard), but got ",
+      value.numel(), ".");
+  if (owned.empty()) {
+    return;
+  }
+  auto flat = value.detach().reshape({-1});
+  if (flat.numel() == whole_numel) {
+    flat = flat.narrow(0, owned.begin, owned.numel());
+  }
+  const auto target = layout_.owned_in_slice(index, position());
+  shard_.narrow(0, target.begin, target.numel()).copy_(flat);
+}
+
+at::Tensor FlatGroup::own_slot() const {
+  const auto slice = layout_.slice(position());
+  return gathered_.narrow(0, slice.begin, slice.numel());
+}
+
+void FlatGroup::start_gather() {
+  if (whole_ || gather_ || alias_ || layout_.total_numel() == 0) {
+    return; // nothing to copy
+  }
+  const InternalGuard internal;
+  gathered_ = at::empty(
+      {layout_.total_numel()},
+      at::TensorOptions(compute_dtype_).device(device_));
+  own_slot().copy_(shard_);
+  if (layout_.world_size() > 1) {
+    gather_ = communicate([&] {
+      return communicator_->all_gather(
+          bytes_of(gathered_),
+          "all_gather of unit '" + settings_.unit_name + "'");
+    });
+  }
+}
+
+void FlatGroup::finish_gather() {
+  if (whole_ || plain_) {
+    return;
+  }
+  start_gather();
+  if (gather_) {
+    const auto work = std::move(gather_);
+    communicate([&] { work->wait(); });
+  }
+  give_memory(
+      *whole_storage_,
+      layout_.total_numel() == 0 ? nullptr
+          : alias_               ? shard_.data_ptr()
+                                 : gathered_.data_ptr());
+  whole_ = true;
+  written_ = false;
+}
+
+void FlatGroup::flush_writes() {
+  if (whole_ && written_) {
+    write_back();
+    written_ = false;
+  }
+}
+
+void FlatGroup::release() {
+  flush_writes();
+  discard();
+}
+
+void FlatGroup::discard() {
+  if (!whole_ && !gather_ && !gathered_.defined()) {
+    return;
+  }
+  gather_.reset();
+  if (whole_) {
+    take_memory(*whole_storage_, released_message_);
+  }
+  gathered_.reset();
+  whole_ = false;
+  written_ = false;
+}
+
+void FlatGroup::write_back() {
+  if (alias_ || layout_.total_numel() == 0) {
+    return;
+  }
+  const InternalGuard internal;
+  const auto slot = own_slot();
+  if (compute_dtype_ == dtype_) {
+    shard_.copy_(slot);
+    return;
+  }
+  // Elements that nobody wrote keep the low bits that the cast dropped.
+  const auto changed = shard_.to(compute_dtype_).ne(slot);
+  shard_.copy_(at::where(changed, slot.to(dtype_), shard_));
+}
+
+int64_t FlatGroup::shard_bytes() const {
+  int64_t bytes = plain_ ? 0 : static_cast<int64_t>(shard_storage_->nbytes());
+  for (const auto& parameter : parameters_) {
+    bytes += plain_ ? static_cast<int64_t>(parameter.tensor.nbytes()) : 0;
+  }
+  return bytes;
+}
+
+int64_t FlatGroup::gathered_bytes() const {
+  return gathered_.defined() ? static_cast<int64_t>(gathered_.nbytes()) : 0;
+}
+
+const std::string& FlatGroup::name_at(int64_t offset) const {
+  for (const auto i : c10::irange(layout_.size())) {
+    if (offset < layout_.interval(i).end) {
+      return parameters_[i].name();
+    }
+  }
+  return parameters_.back().name();
+}
+
+std::string FlatGroup::where() const {
+  return "unit '" + settings_.unit_name + "', " +
+      rank_text(settings_.rank, settings_.world_size);
+}
+
+} // namespace fsdp::detail

@@ -1,0 +1,157 @@
+#pragma once
+
+#include "layout/flat_layout.h"
+#include "runtime/unit_storage.h"
+
+#include <fsdp/communicator.h>
+#include <fsdp/unit_options.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::autograd {
+struct PostAccumulateGradHook;
+}
+
+namespace fsdp::detail {
+
+class Net;
+struct Unit;
+
+/// One parameter. `tensor` is the module's own: in all three states it is the
+/// same TensorImpl, whose contents are exchanged. See [Note: Three states].
+struct Parameter {
+  at::Tensor tensor;
+  std::vector<std::string> names; // fully qualified; several when it is tied
+  std::vector<int64_t> sizes; // whole
+  at::Tensor sharded; // contents while SHARDED
+  at::Tensor whole; // contents while RELEASED or UNSHARDED
+
+  const std::string& name() const { return names.front(); }
+};
+
+/// What decides how the parameters of a unit are stored and used.
+struct GroupSettings {
+  std::string unit_name;
+  int rank = 0;
+  int world_size = 1;
+  Strategy strategy = Strategy::kFullShard;
+  MixedPrecision mixed_precision;
+  /// Cast other inputs to this unit's compute type, even when the unit itself
+  /// has no param_dtype (a unit left in float32 inside a bfloat16 net).
+  bool cast_inputs = false;
+};
+
+/// The parameters of a unit that have one dtype and one requires_grad flag: one
+/// flat index space, of which this rank owns one slice.
+///
+/// [Note: Three states] Outside of regions a parameter is SHARDED: 1-D, the
+/// local elements, on the storage of the rank's slice. Inside a region it has
+/// its whole shape on the storage of the whole group, which is either without
+/// memory (RELEASED) or filled (UNSHARDED). Views that autograd saved share that
+/// storage, so they see the weights again when it is filled again. With kNoShard
+/// a parameter has its whole shape outside regions too, and stays an ordinary
+/// tensor unless its unit computes in another type.
+class FlatGroup {
+ public:
+  FlatGroup(
+      Net& net,
+      GroupSettings settings,
+      std::vector<Parameter> parameters,
+      std::shared_ptr<Communicator> gather_communicator);
+  ~FlatGroup();
+  FlatGroup(const FlatGroup&) = delete;
+  FlatGroup& operator=(const FlatGroup&) = delete;
+
+  Net& net() const { return net_; }
+  /// The unit that it belongs to, and its place among all groups of the net.
+  void attach(Unit& unit, size_t index) {
+    unit_ = &unit;
+    index_ = index;
+  }
+  Unit& unit() const { return *unit_; }
+  size_t index() const { return index_; }
+  const GroupSettings& settings() const { return settings_; }
+  const FlatLayout& layout() const { return layout_; }
+  std::vector<Parameter>& parameters() { return parameters_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::shared_ptr<const GroupTag>& tag() const { return const_tag_; }
+
+  at::ScalarType dtype() const { return dtype_; } // at rest
+  at::ScalarType compute_dtype() const { return compute_dtype_; }
+  at::ScalarType reduce_dtype() const { return reduce_dtype_; }
+  c10::Device device() const { return device_; }
+  bool replicated() const {
+    return settings_.strategy == Strategy::kNoShard;
+  }
+  /// Position of this rank in the layout.
+  int position() const { return replicated() ? 0 : settings_.rank; }
+
+  /// SHARDED to RELEASED, and back. Parameters whose contents the program
+  /// replaced (set_data, torch::load) are taken over first.
+  void enter_region();
+  void leave_region();
+
+  /// RELEASED to UNSHARDED: start_gather() issues, finish_gather() waits.
+  void start_gather();
+  void finish_gather();
+  bool is_whole() const { return whole_ || plain_; }
+
+  /// UNSHARDED to RELEASED. Writes to whole weights reach this rank's slice.
+  void release();
+  /// The same, without keeping writes.
+  void discard();
+
+  /// An operator writes to whole weights.
+  void mark_written() { written_ = true; }
+  /// Brings writes to this rank's slice while the weights stay whole.
+  void flush_writes();
+
+  /// Bytes of this rank's slice, and of gathered weights that live now.
+  int64_t shard_bytes() const;
+  int64_t gathered_bytes() const;
+
+  /// The parameter whose whole interval holds element `offset`, for messages.
+  const std::string& name_at(int64_t offset) const;
+
+ private:
+  void copy_in_and_switch();
+  /// Copies what the parameter holds now into this rank's slice.
+  void take_over(int64_t index, at::ScalarType accepted);
+  void write_back();
+  at::Tensor own_slot() const; // 1-D, in the gathered buffer
+  std::string where() const; // "unit 'layers.0', rank 1/2"
+
+  Net& net_;
+  Unit* unit_ = nullptr;
+  size_t index_ = 0;
+  GroupSettings settings_;
+  std::vector<Parameter> parameters_;
+  at::ScalarType dtype_;
+  at::ScalarType compute_dtype_;
+  at::ScalarType reduce_dtype_;
+  c10::Device device_;
+  FlatLayout layout_;
+  std::shared_ptr<GroupTag> tag_;
+  std::shared_ptr<const GroupTag> const_tag_;
+  std::shared_ptr<Communicator> communicator_;
+  /// The slice is the whole: no copy is needed to compute with it.
+  bool alias_;
+  /// Replicated, and computed with as it is: ordinary tensors in all states.
+  bool plain_;
+
+  c10::intrusive_ptr<UnitStorage> shard_storage_;
+  c10::intrusive_ptr<UnitStorage> whole_storage_;
+  at::Tensor shard_; // 1-D, this rank's slice
+  at::Tensor gathered_; // 1-D, all slices; undefined while RELEASED
+  std::unique_ptr<Work> gather_;
+  std::string released_message_;
+  bool whole_ = false;
+  bool written_ = false;
+};
+
+} // namespace fsdp::detail

@@ -1,0 +1,436 @@
+#include "runtime/net.h"
+
+#include "runtime/arrival_hook.h"
+#include "runtime/backward_engine.h"
+#include "runtime/errors.h"
+#include "runtime/internal_guard.h"
+#include "runtime/involvement.h"
+
+#include <ATen/SequenceNumber.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <map>
+
+namespace fsdp::detail {
+
+std::shared_ptr<Net> Net::make(
+    World world,
+    std::vector<UnitSpec> specs,
+    NetSettings settings) {
+  std::shared_ptr<Net> net(new Net(std::move(world), settings));
+  net->build(std::move(specs));
+  install_backward_engine();
+  return net;
+}
+
+Net::Net(World world, NetSettings settings)
+    : world_(std::move(world)), settings_(settings) {
+  // Gathers and reductions are two sequences that each rank calls in the same
+  // order by itself, but not always interleaved in the same way.
+  communicate([&] {
+    auto& communicator = world_.communicator();
+    gather_communicator_ = communicator.split(0, communicator.rank());
+    reduce_communicator_ = communicator.split(0, communicator.rank());
+  });
+}
+
+Net::~Net() {
+  each_group([](FlatGroup& group) { remove_arrival_hooks(group); });
+}
+
+template <class F>
+void Net::each_group(F&& visit) const {
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups) {
+      visit(*group);
+    }
+  }
+}
+
+void Net::build(std::vector<UnitSpec> specs) {
+  const bool any_cast =
+      std::any_of(specs.begin(), specs.end(), [](const UnitSpec& spec) {
+        return spec.mixed_precision.param_dtype.has_value();
+      });
+  for (auto& spec : specs) {
+    add_unit(std::move(spec), any_cast);
+  }
+  std::vector<FlatGroup*> groups;
+  each_group([&](FlatGroup& group) {
+    group.attach(group.unit(), groups.size());
+    groups.push_back(&group);
+    install_arrival_hooks(group);
+  });
+  reducer_ = std::make_unique<Reducer>(
+      groups, reduce_communicator_, settings_.divide_factor);
+}
+
+void Net::add_unit(UnitSpec spec, bool any_cast) {
+  // Flat groups in the order in which their first parameter was registered.
+  std::vector<std::pair<std::pair<at::ScalarType, bool>, std::vector<Parameter>>>
+      by_kind;
+  for (auto& parameter : spec.parameters) {
+    const auto kind = std::make_pair(
+        parameter.tensor.scalar_type(), parameter.tensor.requires_grad());
+    auto found = std::find_if(by_kind.begin(), by_kind.end(), [&](auto& each) {
+      return each.first == kind;
+    });
+    if (found == by_kind.end()) {
+      found = by_kind.insert(by_kind.end(), {kind, {}});
+    }
+    found->second.push_back(std::move(parameter));
+  }
+  auto unit = std::make_unique<Unit>();
+  unit->name = spec.name;
+  unit->strategy = spec.strategy;
+  for (auto& [kind, parameters] : by_kind) {
+    GroupSettings settings;
+    settings.unit_name = spec.name;
+    settings.rank = world_.rank();
+    settings.world_size = world_.size();
+    settings.strategy = spec.strategy;
+    settings.mixed_precision = spec.mixed_precision;
+    settings.cast_inputs = any_cast && spec.mixed_precision.cast_inputs &&
+        at::isFloatingType(kind.first);
+    unit->groups.push_back(std::make_unique<FlatGroup>(
+        *this,
+        std::move(settings),
+        std::move(parameters),
+        gather_communicator_));
+    unit->groups.back()->attach(*unit, 0);
+  }
+  units_.push_back(std::move(unit));
+}
+
+std::string Net::rank_text() const {
+  return detail::rank_text(world_.rank(), world_.size());
+}
+
+// Regions.
+
+void Net::check_may_enter() const {
+  if (remembered_error_) {
+    return;
+  }
+  const bool nested = in_region() &&
+      (owner_ == std::this_thread::get_id() || inside_backward_pass());
+  TORCH_CHECK_VALUE(
+      !in_region() || nested,
+      "fsdp: a region of this net is open in another thread (",
+      rank_text(),
+      "). One net runs one forward or backward at a time.");
+}
+
+void Net::enter(RegionKind kind, bool accumulates) {
+  const std::lock_guard lock(mutex_);
+  if (remembered_error_) {
+    std::rethrow_exception(std::exchange(remembered_error_, nullptr));
+  }
+  check_may_enter();
+  if (depth_ == 0) {
+    open(kind);
+  }
+  ++depth_;
+  if (kind == RegionKind::kBackward) {
+    accumulated_ = accumulated_ || accumulates;
+    if (backward_depth_++ == 0) {
+      set_gradients_aside();
+    }
+  }
+}
+
+void Net::open(RegionKind kind) {
+  if (kind == RegionKind::kForward) {
+    for (const auto& unit : units_) {
+      if (!unit->held) {
+        unit->release(); // what was kept for a backward that never came
+      }
+    }
+  }
+  each_group([](FlatGroup& group) {
+    install_arrival_hooks(group);
+    group.enter_region();
+  });
+  reducer_->begin_pass();
+  owner_ = std::this_thread::get_id();
+  records_graph_ = at::GradMode::is_enabled();
+  sequence_begin_ = at::sequence_number::peek();
+  gather_epoch_ = gather_communicator_->epoch();
+  reduce_epoch_ = reduce_communicator_->epoch();
+  accumulated_ = false;
+  broken_.reset();
+}
+
+void Net::leave(RegionKind kind) {
+  bool assigned = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (kind == RegionKind::kBackward && --backward_depth_ == 0) {
+      put_gradients_back();
+    }
+    if (--depth_ > 0) {
+      return;
+    }
+    try {
+      assigned = close();
+    } catch (const std::exception& error) {
+      abandon(text_of(error));
+      throw;
+    }
+  }
+  if (assigned) {
+    run_user_hooks(); // not under the lock: they may use the net
+  }
+}
+
+void Net::release_units() {
+  const bool backward_may_follow = records_graph_ && !accumulated_;
+  for (const auto& unit : units_) {
+    unit->pins = 0;
+    if (unit->held ||
+        (unit->strategy == Strategy::kShardGradOp && backward_may_follow)) {
+      unit->flush_writes();
+    } else {
+      unit->release();
+    }
+  }
+}
+
+bool Net::close() {
+  release_units();
+  switch_back();
+  record_region(
+      weak_from_this(), sequence_begin_, at::sequence_number::peek());
+  if (broken_) {
+    TORCH_CHECK_WITH(DistBackendError, false, *broken_);
+  }
+  if (!accumulated_) {
+    return false;
+  }
+  if (no_sync_ > 0) {
+    reducer_->defer();
+    return false;
+  }
+  reducer_->settle();
+  return true;
+}
+
+void Net::switch_back() {
+  each_group([](FlatGroup& group) { group.leave_region(); });
+}
+
+void Net::fail(RegionKind kind, const std::string& reason) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (kind == RegionKind::kBackward && --backward_depth_ == 0) {
+    put_gradients_back();
+  }
+  if (--depth_ > 0) {
+    return;
+  }
+  for (const auto& unit : units_) {
+    unit->pins = 0;
+    unit->discard();
+  }
+  try {
+    switch_back();
+  } catch (const std::exception&) {
+    // The exception that is under way matters more.
+  }
+  abandon(reason);
+}
+
+void Net::abandon(const std::string& reason) {
+  reducer_->drop();
+  // A failure that came from a peer has already ended the epoch.
+  if (gather_communicator_->epoch() == gather_epoch_) {
+    gather_communicator_->signal_failure(reason);
+  }
+  if (reduce_communicator_->epoch() == reduce_epoch_) {
+    reduce_communicator_->signal_failure(reason);
+  }
+}
+
+void Net::remember_error(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  remembered_error_ = std::move(error);
+}
+
+void Net::set_gradients_aside() {
+  gradients_aside_.clear();
+  each_group([&](FlatGroup& group) {
+    for (auto& parameter : group.parameters()) {
+      gradients_aside_.push_back(std::move(parameter.tensor.mutable_grad()));
+      parameter.tensor.mutable_grad() = at::Tensor();
+    }
+  });
+}
+
+void Net::put_gradients_back() {
+  size_t next = 0;
+  each_group([&](FlatGroup& group) {
+    for (auto& parameter : group.parameters()) {
+      parameter.tensor.mutable_grad() = std::move(gradients_aside_[next++]);
+    }
+  });
+  gradients_aside_.clear();
+}
+
+void Net::run_user_hooks() {
+  each_group([](FlatGroup& group) { run_replaced_hooks(group); });
+}
+
+// Touches.
+
+bool Net::keeps_whole(const Unit& unit) const {
+  return unit.held ||
+      (unit.strategy == Strategy::kShardGradOp && backward_depth_ == 0 &&
+       records_graph_);
+}
+
+void Net::make_room(const std::vector<Unit*>& needed) {
+  std::vector<Unit*> whole;
+  for (const auto& unit : units_) {
+    if (unit->is_whole() && !keeps_whole(*unit) && unit->pins == 0 &&
+        std::find(needed.begin(), needed.end(), unit.get()) == needed.end()) {
+      whole.push_back(unit.get());
+    }
+  }
+  std::sort(whole.begin(), whole.end(), [](const Unit* a, const Unit* b) {
+    return a->last_touch < b->last_touch;
+  });
+  const auto slots = static_cast<size_t>(std::max<int64_t>(settings_.slots, 1));
+  const auto keep = needed.size() >= slots ? 0 : slots - needed.size();
+  for (size_t i = 0; i + keep < whole.size(); ++i) {
+    whole[i]->release();
+  }
+}
+
+void Net::touch(std::span<FlatGroup* const> groups) {
+  const std::lock_guard lock(mutex_);
+  if (broken_) {
+    TORCH_CHECK_WITH(DistBackendError, false, *broken_);
+  }
+  std::vector<Unit*> needed;
+  bool all_whole = true;
+  for (auto* group : groups) {
+    auto& unit = group->unit();
+    if (std::find(needed.begin(), needed.end(), &unit) == needed.end()) {
+      needed.push_back(&unit);
+      all_whole = all_whole && unit.is_whole();
+    }
+  }
+  if (!all_whole) {
+    make_room(needed);
+  }
+  for (auto* unit : needed) {
+    unit->last_touch = ++clock_;
+    if (unit->is_whole()) {
+      continue;
+    }
+    try {
+      unit->gather();
+    } catch (const std::exception& error) {
+      broken_ = text_of(error);
+      throw;
+    }
+    ++gathers_;
+    note_peak();
+  }
+  for (auto* group : groups) {
+    ++group->unit().pins;
+  }
+}
+
+void Net::unpin(std::span<FlatGroup* const> groups) {
+  const std::lock_guard lock(mutex_);
+  for (auto* group : groups) {
+    auto& pins = group->unit().pins;
+    pins = std::max(0, pins - 1);
+  }
+}
+
+void Net::mark_written(FlatGroup& group) {
+  const std::lock_guard lock(mutex_);
+  group.mark_written();
+}
+
+void Net::shard_written(FlatGroup& group) {
+  const std::lock_guard lock(mutex_);
+  if (depth_ == 0) { // copies that were kept whole are stale
+    group.unit().discard();
+  }
+}
+
+void Net::unshard() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& unit : units_) {
+    unit->held = true;
+    unit->gather();
+    note_peak();
+  }
+}
+
+void Net::reshard() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& unit : units_) {
+    unit->held = false;
+    if (depth_ == 0) {
+      unit->release();
+    }
+  }
+}
+
+void Net::pin_all() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& unit : units_) {
+    unit->gather();
+    ++unit->pins;
+    note_peak();
+  }
+}
+
+void Net::unpin_all(Writes writes) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& unit : units_) {
+    --unit->pins;
+    if (writes == Writes::kKeep) {
+      for (const auto& group : unit->groups) {
+        group->mark_written();
+      }
+      unit->release();
+    } else {
+      unit->discard();
+    }
+  }
+}
+
+// Gradients.
+
+void Net::gradient_arrived(
+    FlatGroup& group,
+    int64_t index,
+    const at::Tensor& gradient) {
+  const std::lock_guard lock(mutex_);
+  accumulated_ = true;
+  reducer_->add(
+      group.index(), index, gradient, no_sync_ == 0 && depth_ > 0);
+}
+
+// Memory.
+
+int64_t Net::unreduced_bytes() const {
+  return reducer_->unreduced_bytes();
+}
+
+int64_t Net::gathered_bytes() const {
+  int64_t bytes = 0;
+  each_group([&](FlatGroup& group) { bytes += group.gathered_bytes(); });
+  return bytes;
+}
+
+void Net::note_peak() {
+  peak_gathered_bytes_ = std::max(peak_gathered_bytes_, gathered_bytes());
+}
+
+} // namespace fsdp::detail

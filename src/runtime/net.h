@@ -1,0 +1,143 @@
+#pragma once
+
+#include "runtime/flat_group.h"
+#include "runtime/reducer.h"
+#include "runtime/unit.h"
+
+#include <fsdp/world.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fsdp::detail {
+
+/// What a unit consists of, before it is sharded.
+struct UnitSpec {
+  std::string name;
+  Strategy strategy = Strategy::kFullShard;
+  MixedPrecision mixed_precision;
+  std::vector<Parameter> parameters; // `tensor` and `names` are set
+};
+
+struct NetSettings {
+  double divide_factor = 1.0;
+  int64_t slots = 2;
+};
+
+enum class Writes : uint8_t { kKeep, kDrop };
+enum class RegionKind : uint8_t { kForward, kBackward };
+
+/// The sharded parameters of one model on one rank: which units are whole, and
+/// when regions open and close.
+///
+/// [Note: Regions] Parameters are whole only inside a region. Forward regions
+/// are opened by the program (net(...), net.call, net.region), backward regions
+/// by the autograd engine (backward_engine.cpp) around the outermost pass that
+/// involves this net. Regions nest; the outermost counts. Opening is local.
+/// Closing on success settles the gradients of the passes that ran inside, which
+/// is collective; closing by an exception tells the other ranks, drops these
+/// gradients and leaves everything as if the region had not been opened.
+class Net : public std::enable_shared_from_this<Net> {
+ public:
+  static std::shared_ptr<Net>
+  make(World world, std::vector<UnitSpec> specs, NetSettings settings);
+  ~Net();
+  Net(const Net&) = delete;
+  Net& operator=(const Net&) = delete;
+
+  const World& world() const { return world_; }
+  std::vector<std::unique_ptr<Unit>>& units() { return units_; }
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  std::string rank_text() const;
+
+  // Regions.
+  void enter(RegionKind kind, bool accumulates);
+  void leave(RegionKind kind); // when it throws, the region is closed all the same
+  void fail(RegionKind kind, const std::string& reason) noexcept;
+  bool in_region() const { return depth_ > 0; }
+  /// For destructors, which must not throw: the next enter() throws `error`.
+  void remember_error(std::exception_ptr error);
+
+  /// Makes the units of `groups` whole and pins them; unpin() afterwards.
+  void touch(std::span<FlatGroup* const> groups);
+  void unpin(std::span<FlatGroup* const> groups);
+  void mark_written(FlatGroup& group);
+  /// The program writes to shards: copies that were kept whole are stale.
+  void shard_written(FlatGroup& group);
+
+  /// Keeps all units whole between regions, and lets them go again.
+  void unshard();
+  void reshard();
+
+  /// All units whole and pinned inside the current region.
+  void pin_all();
+  /// Ends pin_all(). Without an operator a write is not seen, so kKeep takes all
+  /// values.
+  void unpin_all(Writes writes);
+
+  void gradient_arrived(FlatGroup& group, int64_t index, const at::Tensor& gradient);
+
+  void add_no_sync(int count) { no_sync_ += count; }
+
+  /// Communicator for collectives outside of regions (clipping, scalars).
+  Communicator& communicator() const { return *reduce_communicator_; }
+
+  int64_t unreduced_bytes() const;
+  int64_t gathered_bytes() const;
+  int64_t peak_gathered_bytes() const { return peak_gathered_bytes_; }
+  void reset_peak() { peak_gathered_bytes_ = gathered_bytes(); }
+  int64_t gathers() const { return gathers_; }
+
+ private:
+  Net(World world, NetSettings settings);
+  void build(std::vector<UnitSpec> specs);
+  void add_unit(UnitSpec spec, bool any_cast);
+  void check_may_enter() const;
+  void open(RegionKind kind);
+  /// Whether gradients were assigned.
+  bool close();
+  void release_units();
+  void abandon(const std::string& reason);
+  void switch_back();
+  void set_gradients_aside();
+  void put_gradients_back();
+  void run_user_hooks();
+  bool keeps_whole(const Unit& unit) const;
+  void make_room(const std::vector<Unit*>& needed);
+  void note_peak();
+  template <class F>
+  void each_group(F&& visit) const;
+
+  World world_;
+  NetSettings settings_;
+  std::shared_ptr<Communicator> gather_communicator_;
+  std::shared_ptr<Communicator> reduce_communicator_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::unique_ptr<Reducer> reducer_;
+
+  mutable std::mutex mutex_; // touches may come from several threads
+  int depth_ = 0; // of regions
+  int backward_depth_ = 0; // of backward regions among them
+  bool accumulated_ = false; // gradients may have arrived in this region
+  bool records_graph_ = false; // grad mode, when this region opened
+  std::thread::id owner_;
+  uint64_t sequence_begin_ = 0;
+  uint64_t gather_epoch_ = 0; // when this region opened
+  uint64_t reduce_epoch_ = 0;
+  std::optional<std::string> broken_; // a collective failed in this region
+  std::exception_ptr remembered_error_;
+  std::vector<at::Tensor> gradients_aside_;
+  uint64_t clock_ = 0;
+  int no_sync_ = 0;
+  int64_t peak_gathered_bytes_ = 0;
+  int64_t gathers_ = 0;
+};
+
+} // namespace fsdp::detail

@@ -1,0 +1,69 @@
+#pragma once
+
+#include "runtime/group_gradients.h"
+
+#include <fsdp/communicator.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::detail {
+
+/// Reduces the gradients of a net.
+///
+/// [Note: Order of reductions] Reductions are collective, so all ranks start
+/// them in one agreed order: at first the reverse order of registration, later
+/// the order in which rank 0's gradients were complete in the last pass. A group
+/// whose turn has come, and whose gradients have arrived, is sent off while
+/// backward goes on. What is left is settled at the end of the pass: ranks tell
+/// each other which groups they have started and which parameters have
+/// gradients, the agreed order is completed (a rank without gradients adds
+/// zeros), then late arrivals follow in order of registration. So ranks may use
+/// different parameters: one that no rank used keeps an undefined gradient, one
+/// that some rank used gets the mean over all ranks.
+class Reducer {
+ public:
+  Reducer(
+      const std::vector<FlatGroup*>& groups,
+      std::shared_ptr<Communicator> communicator,
+      double divide_factor);
+
+  /// A pass begins (the outermost region opens).
+  void begin_pass();
+
+  /// A whole gradient of parameter `index` of group `group` has arrived.
+  /// `may_start`: gradients are reduced at the end of this pass.
+  void add(size_t group, int64_t index, const at::Tensor& gradient, bool may_start);
+
+  /// Ends a pass that is not reduced: gradients wait for the next one.
+  void defer();
+
+  /// Ends a pass: reduces everything and assigns .grad. Collective.
+  void settle();
+
+  /// Ends a pass that failed: forgets all gradients that were not assigned.
+  void drop();
+
+  bool has_pending() const;
+  int64_t unreduced_bytes() const;
+
+ private:
+  struct Report; // what a rank tells the others when it settles
+  std::string encode_report() const;
+  std::vector<Report> exchange_reports();
+  void start_next();
+  void start_agreed(const std::vector<Report>& reports);
+  void start_late(const std::vector<Report>& reports);
+  void agree_on_order(const Report& first);
+  std::vector<uint32_t> arrival_order() const;
+
+  std::shared_ptr<Communicator> communicator_;
+  std::vector<GroupGradients> gradients_; // by group
+  std::vector<uint32_t> order_; // agreed; groups
+  size_t next_ = 0; // in order_
+  std::vector<uint32_t> completed_; // groups of this pass, in order of arrival
+};
+
+} // namespace fsdp::detail

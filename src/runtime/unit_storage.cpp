@@ -1,0 +1,116 @@
+#include "runtime/unit_storage.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/version.h>
+
+namespace fsdp::detail {
+
+namespace {
+
+/// Its address marks our storages. It can allocate, like any allocator, but
+/// nothing asks it to: the storages cannot be resized.
+class TagAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t nbytes) override {
+    return c10::GetCPUAllocator()->allocate(nbytes);
+  }
+  void copy_data(void* dest, const void* src, std::size_t count)
+      const override {
+    default_copy_data(dest, src, count);
+  }
+};
+
+TagAllocator& tag_allocator() {
+  static auto* allocator = new TagAllocator; // outlives every storage
+  return *allocator;
+}
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+// Before torch 2.13 there is a setter of this flag and no way back. An explicit
+// instantiation may name a private member.
+template <bool c10::StorageImpl::*Flag>
+struct ThrowFlag {
+  friend bool& throw_flag(c10::StorageImpl& storage) { return storage.*Flag; }
+};
+bool& throw_flag(c10::StorageImpl& storage);
+template struct ThrowFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+void unlock(c10::StorageImpl& storage) { throw_flag(storage) = false; }
+#else
+void unlock(c10::StorageImpl& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+}
+#endif
+
+} // namespace
+
+UnitStorage::UnitStorage(
+    StorageKind kind_of_memory,
+    std::shared_ptr<const GroupTag> group_tag,
+    size_t nbytes,
+    c10::DataPtr data)
+    : c10::StorageImpl(
+          use_byte_size_t(),
+          static_cast<int64_t>(nbytes),
+          std::move(data),
+          &tag_allocator(),
+          /*resizable=*/false),
+      kind(kind_of_memory),
+      tag(std::move(group_tag)) {}
+
+UnitStorage* unit_storage(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return nullptr;
+  }
+  auto* storage =
+      tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr || storage->allocator() != &tag_allocator()) {
+    return nullptr;
+  }
+  return static_cast<UnitStorage*>(storage);
+}
+
+c10::intrusive_ptr<UnitStorage> allocate_storage(
+    StorageKind kind,
+    std::shared_ptr<const GroupTag> tag,
+    size_t nbytes,
+    c10::Device device) {
+  return c10::make_intrusive<UnitStorage>(
+      kind,
+      std::move(tag),
+      nbytes,
+      c10::GetAllocator(device.type())->allocate(nbytes));
+}
+
+void take_memory(UnitStorage& storage, const std::string& message) {
+  const auto device = storage.device();
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, device));
+}
+
+void give_memory(UnitStorage& storage, void* data) {
+  const auto device = storage.device();
+  unlock(storage);
+  storage.set_data_ptr_noswap(c10::DataPtr(data, device));
+}
+
+at::Tensor tensor_on(
+    const c10::intrusive_ptr<UnitStorage>& storage,
+    at::ScalarType dtype,
+    at::IntArrayRef sizes,
+    int64_t offset_numel,
+    Touched touched) {
+  auto keys = c10::DispatchKeySet(
+      c10::computeDispatchKey(dtype, c10::kStrided, storage->device()));
+  if (touched == Touched::kYes) {
+    keys = keys.add(kTouchKey);
+  }
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  tensor.unsafeGetTensorImpl()->set_storage_offset(offset_numel);
+  return tensor;
+}
+
+} // namespace fsdp::detail

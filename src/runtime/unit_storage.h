@@ -1,0 +1,71 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace fsdp::detail {
+
+class FlatGroup;
+
+/// The dispatch key that libtorch reserves for out-of-tree use. A tensor that
+/// carries it is seen by the fallback of dispatch.cpp, and so are its views.
+inline constexpr auto kTouchKey = c10::DispatchKey::DeferredInit;
+
+enum class StorageKind : uint8_t {
+  kWhole, // whole weights of a flat group; has memory only while they are used
+  kShard, // this rank's slice
+  kGradient, // gradients of this rank's slice, or of the whole group
+};
+
+/// Lets storages that outlive their flat group find out that it is gone.
+struct GroupTag {
+  std::atomic<FlatGroup*> group{nullptr};
+};
+
+/// A storage that knows its flat group, so that an operator's argument leads to
+/// the unit in O(1). Never resizable.
+struct UnitStorage final : c10::StorageImpl {
+  UnitStorage(
+      StorageKind kind_of_memory,
+      std::shared_ptr<const GroupTag> group_tag,
+      size_t nbytes,
+      c10::DataPtr data);
+
+  const StorageKind kind;
+  const std::shared_ptr<const GroupTag> tag;
+};
+
+/// The storage of `tensor` if it is one of ours, else null.
+UnitStorage* unit_storage(const at::Tensor& tensor);
+
+/// A storage of `nbytes` bytes of memory (uninitialised) on `device`.
+c10::intrusive_ptr<UnitStorage> allocate_storage(
+    StorageKind kind,
+    std::shared_ptr<const GroupTag> tag,
+    size_t nbytes,
+    c10::Device device);
+
+/// Takes the memory away. Until give_memory() every raw access throws `message`;
+/// nbytes() stays, since views are made while there is no memory.
+void take_memory(UnitStorage& storage, const std::string& message);
+
+/// Lets `storage` point to `data`, which somebody else owns.
+void give_memory(UnitStorage& storage, void* data);
+
+enum class Touched : uint8_t { kNo, kYes };
+
+/// A contiguous tensor on `storage`, with the touch key or without.
+at::Tensor tensor_on(
+    const c10::intrusive_ptr<UnitStorage>& storage,
+    at::ScalarType dtype,
+    at::IntArrayRef sizes,
+    int64_t offset_numel,
+    Touched touched);
+
+} // namespace fsdp::detail

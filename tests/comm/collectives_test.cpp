@@ -1,0 +1,225 @@
+#include "sample_data.h"
+#include "thread_world.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+namespace fsdp::detail {
+namespace {
+
+constexpr int64_t kNumels[] = {0, 1, 3, 5, 7, 10007};
+
+std::vector<Bytes> samples_of_ranks(int size, DType dtype, int64_t numel) {
+  std::vector<Bytes> samples;
+  for (int r = 0; r < size; ++r) {
+    samples.push_back(sample(dtype, numel, static_cast<uint64_t>(100 + r)));
+  }
+  return samples;
+}
+
+// Uneven and partly empty parts of `numel` elements.
+std::vector<int64_t> uneven_cuts(int size, int64_t numel) {
+  std::vector<int64_t> cuts = {0};
+  for (int64_t r = 1; r < size; ++r) {
+    cuts.push_back(numel * r * r / (size * size));
+  }
+  cuts.push_back(numel);
+  return cuts;
+}
+
+Bytes cut_out(const Bytes& bytes, int64_t first, int64_t last) {
+  return Bytes(bytes.begin() + first, bytes.begin() + last);
+}
+
+class Collectives : public testing::TestWithParam<int> {};
+
+TEST_P(Collectives, AllGatherFillsTheSlicesOfTheOthers) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    for (int64_t count : kNumels) {
+      const Bytes all = sample_bytes(count * comm.size(), 5);
+      Bytes buffer(all.size());
+      const int64_t first = count * comm.rank();
+      std::copy_n(all.begin() + first, count, buffer.begin() + first);
+      comm.all_gather(buffer, "all_gather of unit 'a'")->wait();
+      ASSERT_EQ(buffer, all);
+    }
+  });
+}
+
+TEST_P(Collectives, ReduceScatterSumsEachPart) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    for (DType dtype : kAllDTypes) {
+      for (int64_t numel : kNumels) {
+        const auto inputs = samples_of_ranks(comm.size(), dtype, numel);
+        const auto r = static_cast<size_t>(comm.rank());
+        const auto cuts = uneven_cuts(comm.size(), numel);
+        const Bytes expected = cut_out(
+            reference_reduce(ReduceOp::kSum, dtype, inputs),
+            cuts[r] * size_of(dtype),
+            cuts[r + 1] * size_of(dtype));
+        Bytes output(expected.size());
+        comm.reduce_scatter(inputs[r], output, dtype, cuts, "unit 'a'")->wait();
+        ASSERT_EQ(output, expected);
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, AllReduceGivesTheSameBitsToAll) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    for (DType dtype : kAllDTypes) {
+      for (int64_t numel : kNumels) {
+        const auto inputs = samples_of_ranks(comm.size(), dtype, numel);
+        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+          Bytes buffer = inputs[static_cast<size_t>(comm.rank())];
+          comm.all_reduce(buffer, dtype, op, "norm")->wait();
+          ASSERT_EQ(buffer, reference_reduce(op, dtype, inputs));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, BroadcastCopiesTheRoot) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    for (int64_t count : kNumels) {
+      for (int root = 0; root < comm.size(); ++root) {
+        const auto seed = static_cast<uint64_t>(comm.rank());
+        Bytes buffer = sample_bytes(count, seed);
+        comm.broadcast(buffer, root, "seed")->wait();
+        ASSERT_EQ(buffer, sample_bytes(count, static_cast<uint64_t>(root)));
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, ExchangeKeepsEveryLength) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    const auto text_of = [](int rank) {
+      return std::string(static_cast<size_t>(rank * 300), 'x') + '\0' +
+          std::to_string(rank);
+    };
+    const auto all = comm.exchange(text_of(comm.rank()), "names");
+    ASSERT_EQ(std::ssize(all), comm.size());
+    for (int r = 0; r < comm.size(); ++r) {
+      EXPECT_EQ(all[static_cast<size_t>(r)], text_of(r));
+    }
+    for (const std::string& text : comm.exchange("", "nothing")) {
+      EXPECT_EQ(text, "");
+    }
+  });
+}
+
+TEST_P(Collectives, BarrierWaitsForAll) {
+  std::atomic<int> arrived = 0;
+  run_ranks(GetParam(), [&](Communicator& comm) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5 * comm.rank()));
+    ++arrived;
+    comm.barrier("start");
+    EXPECT_EQ(arrived, comm.size());
+  });
+}
+
+TEST_P(Collectives, WorksMayBeWaitedForInAnyOrder) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    constexpr int64_t kWorks = 6;
+    std::vector<Bytes> buffers;
+    std::vector<std::unique_ptr<Work>> works;
+    for (int64_t i = 0; i < kWorks; ++i) {
+      const auto seed = static_cast<uint64_t>(10 * i + comm.rank());
+      buffers.push_back(sample(DType::kFloat32, 100 * (i + 1), seed));
+      works.push_back(comm.all_reduce(
+          buffers.back(), DType::kFloat32, ReduceOp::kSum, std::to_string(i)));
+    }
+    for (int64_t n = 0; n < kWorks; ++n) {
+      const int64_t i = (5 * n + comm.rank()) % kWorks;
+      works[static_cast<size_t>(i)]->wait();
+      std::vector<Bytes> inputs;
+      for (int r = 0; r < comm.size(); ++r) {
+        const auto seed = static_cast<uint64_t>(10 * i + r);
+        inputs.push_back(sample(DType::kFloat32, 100 * (i + 1), seed));
+      }
+      EXPECT_EQ(
+          buffers[static_cast<size_t>(i)],
+          reference_reduce(ReduceOp::kSum, DType::kFloat32, inputs));
+    }
+  });
+}
+
+TEST_P(Collectives, DroppedWorksDoNotMatter) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    for (int i = 0; i < 50; ++i) {
+      Bytes buffer(static_cast<size_t>(comm.size()));
+      auto work = comm.all_gather(buffer, "dropped");
+      if (i % comm.size() == comm.rank()) {
+        work->wait();
+      }
+      work.reset();
+      comm.barrier("next");
+    }
+  });
+}
+
+TEST_P(Collectives, SplitOrdersByKeyThenRank) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    const int color = comm.rank() % 2;
+    const auto child = comm.split(color, -(comm.rank() / 2));
+    const int members = (comm.size() + 1 - color) / 2;
+    EXPECT_EQ(child->size(), members);
+    EXPECT_EQ(child->rank(), members - 1 - comm.rank() / 2);
+    EXPECT_EQ(child->timeout(), comm.timeout());
+    const auto ranks = child->exchange(std::to_string(comm.rank()), "ranks");
+    for (int i = 0; i < members; ++i) {
+      const int parent = 2 * (members - 1 - i) + color;
+      EXPECT_EQ(ranks[static_cast<size_t>(i)], std::to_string(parent));
+    }
+    EXPECT_EQ(comm.split(0, 7)->rank(), comm.rank());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks,
+    Collectives,
+    testing::Range(1, 6),
+    testing::PrintToStringParamName());
+
+TEST(ThreadCommunicator, ReadyIsExact) {
+  const auto comms = make_thread_communicators(2, std::chrono::seconds(5));
+  Bytes first(4);
+  Bytes second(4);
+  const auto work = comms[0]->all_gather(first, "a");
+  EXPECT_FALSE(work->ready());
+  const auto peer = comms[1]->all_gather(second, "a");
+  EXPECT_TRUE(work->ready());
+  EXPECT_TRUE(peer->ready());
+  work->wait();
+  EXPECT_TRUE(work->ready());
+  work->wait();
+}
+
+TEST(ThreadCommunicator, WorksOutliveTheirCommunicator) {
+  auto comms = make_thread_communicators(2, std::chrono::seconds(5));
+  Bytes first = bytes_of<int32_t>({1});
+  Bytes second = bytes_of<int32_t>({2});
+  const auto sum = ReduceOp::kSum;
+  const auto work = comms[0]->all_reduce(first, DType::kInt32, sum, "a");
+  comms[0].reset();
+  comms[1]->all_reduce(second, DType::kInt32, sum, "a")->wait();
+  comms.clear();
+  work->wait();
+  EXPECT_EQ(first, bytes_of<int32_t>({3}));
+  EXPECT_EQ(second, bytes_of<int32_t>({3}));
+}
+
+TEST(ThreadCommunicator, NeedsARank) {
+  EXPECT_EQ(
+      error_of<std::invalid_argument>(
+          [] { make_thread_communicators(0, std::chrono::seconds(1)); }),
+      "thread communicators: expected at least 1 rank, but got 0");
+}
+
+} // namespace
+} // namespace fsdp::detail

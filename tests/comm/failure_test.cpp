@@ -1,0 +1,222 @@
+#include "sample_data.h"
+#include "thread_world.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+namespace fsdp::detail {
+namespace {
+
+constexpr auto kLimit = std::chrono::seconds(20);
+
+std::unique_ptr<Work> start_sum(Communicator& comm, Bytes& buffer) {
+  return comm.all_reduce(buffer, DType::kInt32, ReduceOp::kSum, "sum");
+}
+
+// Issuing never waits, so one thread can be all ranks.
+class Failure : public testing::Test {
+ protected:
+  Communicator& rank(size_t r) { return *comms_[r]; }
+
+  std::string barrier_error(size_t r) {
+    return error_of([&] { rank(r).barrier("barrier"); });
+  }
+
+  void expect_all_meet() {
+    std::vector<Bytes> buffers(comms_.size(), bytes_of<int32_t>({1}));
+    std::vector<std::unique_ptr<Work>> works;
+    for (size_t r = 0; r < comms_.size(); ++r) {
+      works.push_back(start_sum(rank(r), buffers[r]));
+    }
+    for (size_t r = 0; r < comms_.size(); ++r) {
+      works[r]->wait();
+      EXPECT_EQ(buffers[r], bytes_of<int32_t>({3}));
+      EXPECT_EQ(rank(r).epoch(), rank(0).epoch());
+    }
+  }
+
+  std::vector<std::shared_ptr<Communicator>> comms_ =
+      make_thread_communicators(3, kLimit);
+  Bytes buffer_ = bytes_of<int32_t>({1});
+};
+
+TEST_F(Failure, ReachesTheNextCallOfEachPeerOnce) {
+  rank(1).signal_failure("out of memory");
+  EXPECT_EQ(rank(1).epoch(), 1u);
+  EXPECT_EQ(rank(0).epoch(), 0u);
+  EXPECT_EQ(barrier_error(0), "rank 1/3 failed: out of memory");
+  EXPECT_EQ(
+      error_of([&] { start_sum(rank(2), buffer_); }),
+      "rank 1/3 failed: out of memory");
+  expect_all_meet();
+  EXPECT_EQ(rank(0).epoch(), 1u);
+}
+
+TEST_F(Failure, ReachesAWaitThatIsPending) {
+  const auto work = start_sum(rank(0), buffer_);
+  EXPECT_FALSE(work->ready());
+  std::thread peer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    rank(1).signal_failure("out of memory");
+  });
+  EXPECT_EQ(error_of([&] { work->wait(); }), "rank 1/3 failed: out of memory");
+  peer.join();
+  EXPECT_TRUE(contains(barrier_error(2), "out of memory"));
+  expect_all_meet();
+}
+
+TEST_F(Failure, BetweenIssueAndWait) {
+  const auto work = start_sum(rank(0), buffer_);
+  rank(1).signal_failure("a");
+  EXPECT_TRUE(work->ready());
+  EXPECT_EQ(rank(0).epoch(), 0u);
+  EXPECT_EQ(error_of([&] { work->wait(); }), "rank 1/3 failed: a");
+  EXPECT_EQ(rank(0).epoch(), 1u);
+  EXPECT_EQ(barrier_error(2), "rank 1/3 failed: a");
+  expect_all_meet();
+}
+
+TEST_F(Failure, AllWorksOfTheEndedEpochThrowItAndCountOnce) {
+  Bytes other = buffer_;
+  const auto first = start_sum(rank(0), buffer_);
+  const auto second = start_sum(rank(0), other);
+  rank(2).signal_failure("a");
+  EXPECT_EQ(error_of([&] { second->wait(); }), "rank 2/3 failed: a");
+  EXPECT_EQ(barrier_error(1), "rank 2/3 failed: a");
+  expect_all_meet();
+  EXPECT_TRUE(first->ready());
+  EXPECT_EQ(error_of([&] { first->wait(); }), "rank 2/3 failed: a");
+  EXPECT_EQ(error_of([&] { second->wait(); }), "rank 2/3 failed: a");
+  expect_all_meet();
+  EXPECT_EQ(rank(0).epoch(), 1u);
+}
+
+TEST_F(Failure, OwnWorksThrowTheOwnFailure) {
+  const auto work = start_sum(rank(0), buffer_);
+  rank(0).signal_failure("a");
+  EXPECT_TRUE(work->ready());
+  EXPECT_EQ(error_of([&] { work->wait(); }), "rank 0/3 failed: a");
+  EXPECT_EQ(rank(0).epoch(), 1u);
+}
+
+TEST_F(Failure, LeavesCallsThatTheFailedRankHasMade) {
+  std::vector<Bytes> buffers(3, bytes_of<int32_t>({1}));
+  start_sum(rank(0), buffers[0])->ready();
+  const auto first = start_sum(rank(1), buffers[1]);
+  rank(0).signal_failure("a");
+  EXPECT_FALSE(first->ready());
+  start_sum(rank(2), buffers[2])->wait(); // after the failure
+  first->wait();
+  EXPECT_EQ(buffers[1], bytes_of<int32_t>({3}));
+  EXPECT_EQ(buffers[2], bytes_of<int32_t>({3}));
+  EXPECT_EQ(barrier_error(1), "rank 0/3 failed: a");
+  EXPECT_EQ(barrier_error(2), "rank 0/3 failed: a");
+  expect_all_meet();
+}
+
+TEST_F(Failure, OfARankFurtherBehindEndsCallsBeforeTheFirstFailure) {
+  start_sum(rank(0), buffer_)->ready();
+  start_sum(rank(0), buffer_)->ready();
+  rank(0).signal_failure("first");
+  const auto work = start_sum(rank(1), buffer_);
+  EXPECT_FALSE(work->ready());
+  rank(2).signal_failure("second");
+  EXPECT_TRUE(work->ready());
+  EXPECT_EQ(error_of([&] { work->wait(); }), "rank 0/3 failed: first");
+  expect_all_meet();
+}
+
+TEST_F(Failure, TwiceInARowReachesThePeersOneByOne) {
+  rank(0).signal_failure("first");
+  rank(0).signal_failure("second");
+  EXPECT_EQ(rank(0).epoch(), 2u);
+  for (size_t r : {1u, 2u}) {
+    EXPECT_EQ(barrier_error(r), "rank 0/3 failed: first");
+    EXPECT_EQ(barrier_error(r), "rank 0/3 failed: second");
+  }
+  expect_all_meet();
+  EXPECT_EQ(rank(1).epoch(), 2u);
+}
+
+TEST_F(Failure, FirstOfAnEpochWins) {
+  rank(0).signal_failure("first");
+  rank(1).signal_failure("second");
+  EXPECT_EQ(rank(1).epoch(), 1u);
+  EXPECT_EQ(barrier_error(2), "rank 0/3 failed: first");
+  expect_all_meet();
+}
+
+TEST_F(Failure, OfAnOldEpochDoesNotReachTheNewOne) {
+  rank(0).signal_failure("old");
+  EXPECT_EQ(barrier_error(1), "rank 0/3 failed: old");
+  const auto work = start_sum(rank(1), buffer_); // of epoch 1
+  rank(2).signal_failure("late");                // of epoch 0
+  EXPECT_FALSE(work->ready());
+  Bytes zero = bytes_of<int32_t>({1});
+  Bytes two = bytes_of<int32_t>({1});
+  start_sum(rank(0), zero)->ready();
+  start_sum(rank(2), two)->wait();
+  work->wait();
+  EXPECT_EQ(buffer_, bytes_of<int32_t>({3}));
+  EXPECT_EQ(two, buffer_);
+}
+
+TEST_F(Failure, OfANewEpochWaitsForThoseInTheOldOne) {
+  rank(0).signal_failure("old");
+  EXPECT_EQ(barrier_error(1), "rank 0/3 failed: old");
+  rank(1).signal_failure("new");
+  EXPECT_EQ(barrier_error(0), "rank 1/3 failed: new");
+  EXPECT_EQ(barrier_error(2), "rank 0/3 failed: old");
+  EXPECT_EQ(barrier_error(2), "rank 1/3 failed: new");
+  expect_all_meet();
+}
+
+TEST_F(Failure, CallsOfTheEndedEpochAreForgotten) {
+  start_sum(rank(0), buffer_);
+  start_sum(rank(0), buffer_);
+  start_sum(rank(1), buffer_);
+  rank(2).signal_failure("a");
+  EXPECT_EQ(barrier_error(0), "rank 2/3 failed: a");
+  EXPECT_EQ(barrier_error(1), "rank 2/3 failed: a");
+  expect_all_meet();
+}
+
+TEST_F(Failure, AheadRankTimesOutWhenAPeerStaysBehind) {
+  const auto comms =
+      make_thread_communicators(2, std::chrono::milliseconds(200));
+  comms[0]->signal_failure("a");
+  const std::string text = error_of([&] { comms[0]->barrier("next"); });
+  EXPECT_TRUE(contains(text, "not arrived: rank 1")) << text;
+  EXPECT_EQ(error_of([&] { comms[1]->barrier("b"); }), "rank 0/2 failed: a");
+  EXPECT_EQ(
+      error_of([&] { comms[1]->barrier("b"); }), "rank 0/2 failed: " + text);
+  EXPECT_EQ(comms[0]->epoch(), comms[1]->epoch());
+}
+
+TEST_F(Failure, OfOneRankAlone) {
+  const auto comms = make_thread_communicators(1, kLimit);
+  comms[0]->signal_failure("a");
+  EXPECT_EQ(comms[0]->epoch(), 1u);
+  comms[0]->barrier("b");
+}
+
+TEST(FailureOfAChild, LeavesTheParentAlone) {
+  run_ranks(4, [](Communicator& comm) {
+    const auto child = comm.split(comm.rank() / 2, 0);
+    if (comm.rank() == 0) {
+      child->signal_failure("a");
+    } else if (comm.rank() == 1) {
+      const std::string text = error_of([&] { child->barrier("b"); });
+      EXPECT_EQ(text, "rank 0/2 failed: a");
+    }
+    comm.barrier("all");
+    child->barrier("again");
+    EXPECT_EQ(comm.epoch(), 0u);
+    EXPECT_EQ(child->epoch(), comm.rank() < 2 ? 1u : 0u);
+  });
+}
+
+} // namespace
+} // namespace fsdp::detail
