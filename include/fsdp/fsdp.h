@@ -2,6 +2,7 @@
 
 #include <fsdp/communicator.h>
 #include <fsdp/description.h>
+#include <fsdp/fully_shard.h>
 #include <fsdp/fully_sharded_data_parallel.h>
 #include <fsdp/memory.h>
 #include <fsdp/options.h>

@@ -1,5 +1,7 @@
 #include "api/module_units.h"
 
+#include "api/unit_marks.h"
+
 #include <c10/util/irange.h>
 
 #include <algorithm>
@@ -55,7 +57,7 @@ class Tree {
 };
 
 /// [Note: Which unit takes a parameter] Modules are visited children first. A
-/// module that a rule matches becomes a unit and takes the parameters below it
+/// module that fully_shard() marked or a rule matches becomes a unit and takes the parameters below it
 /// that no unit inside it has taken. A tensor that is registered at several
 /// places belongs to the unit of its first place in order of registration; the
 /// other places see the same tensor.
@@ -81,8 +83,14 @@ class UnitChooser {
     for (const auto child : node.children) {
       free_numel += choose(child);
     }
+    const auto mark = take_mark(*node.module);
     if (index == 0) {
       return free_numel;
+    }
+    if (mark.has_value()) {
+      choices_.push_back({node.name, *mark});
+      assign(index, choices_.size() - 1);
+      return 0;
     }
     for (const auto rule : c10::irange(rules_.size())) {
       const auto options =

@@ -1,11 +1,14 @@
 #include "runtime/backward_engine.h"
 
 #include "runtime/errors.h"
+#include "runtime/internal_guard.h"
 #include "runtime/involvement.h"
 #include "runtime/net.h"
+#include "runtime/recipe.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <mutex>
 
@@ -85,6 +88,11 @@ class BackwardEngine final : public Engine {
     }
     regions.close();
     return gradients;
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks>
+  get_default_saved_variable_hooks() override {
+    return InternalGuard::active() ? nullptr : recipe_hooks();
   }
 };
 

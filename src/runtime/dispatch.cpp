@@ -10,6 +10,7 @@
 #include "runtime/internal_guard.h"
 #include "runtime/net.h"
 #include "runtime/operator_info.h"
+#include "runtime/recipe.h"
 #include "runtime/touch.h"
 #include "runtime/unit_storage.h"
 
@@ -74,10 +75,17 @@ class OperatorCall {
 
   void cast_inputs();
 
+  /// How to compute the results again, when they depend on weights only.
+  std::shared_ptr<const Recipe> recipe(const c10::OperatorHandle& op) const;
+
  private:
   void classify(const at::Tensor& tensor, bool writes);
   void classify_whole(const at::Tensor& tensor, FlatGroup* group, bool writes);
   void classify_shard(const at::Tensor& tensor, FlatGroup* group, bool writes);
+  void classify_gradient(
+      const at::Tensor& tensor,
+      const UnitStorage& storage,
+      FlatGroup* group);
   void check_gradient_shard() const;
 
   const OperatorInfo& info_;
@@ -87,6 +95,8 @@ class OperatorCall {
   Groups whole_; // groups whose weights it reads or writes
   Groups written_;
   Groups written_shards_;
+  bool reads_derived_ = false; // values computed only from weights
+  bool reads_others_ = false; // tensors that are none of ours
   at::Tensor grad_shard_; // one that it reads
   at::Tensor foreign_written_; // a tensor of the program that it writes
 };
@@ -98,8 +108,13 @@ void add(Groups& groups, FlatGroup* group) {
 }
 
 void OperatorCall::classify(const at::Tensor& tensor, bool writes) {
+  if (!tensor.defined()) {
+    return;
+  }
   auto* storage = unit_storage(tensor);
   if (storage == nullptr) {
+    reads_others_ = reads_others_ ||
+        !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     if (writes) {
       foreign_written_ = tensor;
     }
@@ -111,11 +126,17 @@ void OperatorCall::classify(const at::Tensor& tensor, bool writes) {
       classify_whole(tensor, group, writes);
       break;
     case StorageKind::kShard:
+      reads_others_ = true;
       classify_shard(tensor, group, writes);
       break;
     case StorageKind::kGradient:
-      if (group != nullptr && !group->replicated()) {
-        grad_shard_ = tensor;
+      reads_others_ = true;
+      classify_gradient(tensor, *storage, group);
+      break;
+    case StorageKind::kDerived:
+      reads_derived_ = true;
+      if (writes) {
+        storage->recipe.reset();
       }
       break;
   }
@@ -164,6 +185,27 @@ void OperatorCall::classify_shard(
   }
 }
 
+void OperatorCall::classify_gradient(
+    const at::Tensor& tensor,
+    const UnitStorage& storage,
+    FlatGroup* group) {
+  if (group == nullptr) {
+    return;
+  }
+  const bool lost = storage.graph_dropped && at::GradMode::is_enabled() &&
+      !info_.writes_any && !info_.allowed_on_shard;
+  TORCH_CHECK_VALUE(
+      !lost,
+      "fsdp: ", info_.name, " uses the .grad of a parameter of unit '",
+      group->settings().unit_name, "' after backward with create_graph. The"
+      " reduction over ranks has no graph, so a loss on it would miss this term:"
+      " use torch::autograd::grad inside of a region, or torch::NoGradGuard to"
+      " look at the values.");
+  if (!group->replicated()) {
+    grad_shard_ = tensor;
+  }
+}
+
 void OperatorCall::check_gradient_shard() const {
   auto& group = *unit_storage(grad_shard_)->tag->group.load();
   TORCH_CHECK_VALUE(
@@ -198,6 +240,20 @@ void OperatorCall::check_gradient_shard() const {
   }
 }
 
+std::shared_ptr<const Recipe> OperatorCall::recipe(
+    const c10::OperatorHandle& op) const {
+  const bool candidate = (reads_derived_ || !whole_.empty()) &&
+      !reads_others_ && !info_.writes_any && !info_.reads_nothing &&
+      info_.repeatable && at::GradMode::is_enabled();
+  return candidate ? Recipe::of(op, arguments_) : nullptr;
+}
+
+/// Of the program, not a weight.
+bool is_input(const at::Tensor& tensor) {
+  const auto* storage = unit_storage(tensor);
+  return storage == nullptr || storage->kind == StorageKind::kDerived;
+}
+
 void OperatorCall::cast_inputs() {
   if (info_.never_cast || whole_.empty()) {
     return;
@@ -210,7 +266,7 @@ void OperatorCall::cast_inputs() {
   }
   const auto needs_cast = [&](const at::Tensor& tensor) {
     return tensor.defined() && tensor.is_floating_point() && tensor.dim() > 0 &&
-        tensor.scalar_type() != dtype && unit_storage(tensor) == nullptr;
+        tensor.scalar_type() != dtype && is_input(tensor);
   };
   for (size_t i = 0; i < info_.writes.size(); ++i) {
     auto& value = stack_[first_ + i];
@@ -249,16 +305,21 @@ void touch_fallback(
   for (auto* group : call.written_shards()) {
     group->net().shard_written(*group);
   }
+  const auto recipe = call.recipe(op);
   if (call.whole().empty() || info.reads_nothing) {
     op.redispatchBoxed(below, stack);
-    return;
+  } else {
+    const Pins pins({call.whole().begin(), call.whole().end()});
+    for (auto* group : call.written()) {
+      group->net().mark_written(*group);
+    }
+    call.cast_inputs();
+    op.redispatchBoxed(below, stack);
   }
-  const Pins pins({call.whole().begin(), call.whole().end()});
-  for (auto* group : call.written()) {
-    group->net().mark_written(*group);
+  if (recipe != nullptr) {
+    attach_recipe(
+        recipe, torch::jit::last(*stack, op.schema().returns().size()));
   }
-  call.cast_inputs();
-  op.redispatchBoxed(below, stack);
 }
 
 } // namespace

@@ -119,6 +119,7 @@ void GroupGradients::add(int64_t index, const at::Tensor& gradient) {
   }
   in_buffer_[index] = true;
   present_[index] = true;
+  graph_dropped_ = graph_dropped_ || gradient.requires_grad();
   if (++arrivals_[index] <= expected_[index]) {
     --missing_;
   }
@@ -144,11 +145,10 @@ void GroupGradients::start_reduction() {
   reduction.input = std::move(buffer_);
   buffer_ = at::Tensor();
   const auto input = as_real(reduction.input);
-  if (communicator_->size() == 1 || group_.replicated()) {
-    reduction.output = reduction.input;
+  if (communicator_->size() == 1 || group_.replicated() || input.numel() == 0) {
+    reduction.output = reduction.input; // in place
   }
   if (communicator_->size() == 1 || input.numel() == 0) {
-    reduction.output = reduction.input.narrow(0, 0, reduction.input.numel());
     in_flight_.push_back(std::move(reduction));
     return;
   }
@@ -224,12 +224,13 @@ void GroupGradients::add_to_grad(int64_t index, const at::Tensor& flat) {
   const auto storage = c10::intrusive_ptr<UnitStorage>::reclaim_copy(
       unit_storage(flat));
   const auto shard = std::vector<int64_t>{part.numel()};
+  const bool ordinary = group_.replicated() && !graph_dropped_;
   auto fresh = tensor_on(
       storage,
       group_.dtype(),
       group_.replicated() ? parameter.sizes : shard,
       part.begin,
-      group_.replicated() ? Touched::kNo : Touched::kYes);
+      ordinary ? Touched::kNo : Touched::kYes);
   auto& grad = parameter.tensor.mutable_grad();
   if (!grad.defined()) {
     grad = std::move(fresh);
@@ -251,6 +252,7 @@ void GroupGradients::assign() {
       flat.copy_(result_);
       result_ = std::move(flat);
     }
+    unit_storage(result_)->graph_dropped = graph_dropped_;
     for (const auto i : c10::irange(group_.layout().size())) {
       if (present_[i]) {
         add_to_grad(i, result_);
@@ -269,6 +271,7 @@ void GroupGradients::drop() {
   result_.reset();
   present_.assign(active_.size(), false);
   reductions_ = 0;
+  graph_dropped_ = false;
   forget_arrivals();
 }
 

@@ -98,6 +98,7 @@ class GroupGradients {
   std::vector<Reduction> in_flight_;
   int reductions_ = 0;
   at::Tensor result_; // 1-D, sum of the finished reductions
+  bool graph_dropped_ = false; // see UnitStorage
 };
 
 } // namespace fsdp::detail

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdint>
 #include <memory>

@@ -5,6 +5,7 @@
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
 #include "runtime/involvement.h"
+#include "runtime/recipe.h"
 
 #include <ATen/SequenceNumber.h>
 #include <c10/util/irange.h>
@@ -198,6 +199,7 @@ void Net::release_units() {
 }
 
 bool Net::close() {
+  forget_recipes();
   release_units();
   switch_back();
   record_region(
@@ -228,6 +230,7 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
   if (--depth_ > 0) {
     return;
   }
+  forget_recipes();
   for (const auto& unit : units_) {
     unit->pins = 0;
     unit->discard();

@@ -1,5 +1,7 @@
 #include "runtime/operator_info.h"
 
+#include <ATen/core/enum_tag.h>
+
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -56,10 +58,20 @@ constexpr std::array<std::string_view, 6> kUpdates = {
     "aten::addcmul_",
     "aten::addcdiv_"};
 
+constexpr std::array<std::string_view, 4> kUninitialised = {
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::empty_strided"};
+
 } // namespace
 
-OperatorInfo::OperatorInfo(const c10::FunctionSchema& schema)
-    : name(schema.name()) {
+OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
+    : name(op.schema().name()),
+      repeatable(
+          !op.hasTag(at::Tag::nondeterministic_seeded) &&
+          !contains(kUninitialised, op.schema().name())) {
+  const auto& schema = op.schema();
   for (const auto& argument : schema.arguments()) {
     const auto* alias = argument.alias_info();
     writes.push_back(alias != nullptr && alias->isWrite());
@@ -83,7 +95,7 @@ const OperatorInfo& info_of(const c10::OperatorHandle& op) {
   const auto* key = &op.schema();
   const auto found = infos.find(key);
   return found != infos.end() ? found->second
-                              : infos.try_emplace(key, *key).first->second;
+                              : infos.try_emplace(key, op).first->second;
 }
 
 } // namespace fsdp::detail

@@ -9,7 +9,7 @@ namespace fsdp::detail {
 
 /// What the fallback has to know of an operator, read from its schema once.
 struct OperatorInfo {
-  explicit OperatorInfo(const c10::FunctionSchema& schema);
+  explicit OperatorInfo(const c10::OperatorHandle& op);
 
   std::string name; // "aten::add_"
   std::vector<bool> writes; // by argument
@@ -24,6 +24,10 @@ struct OperatorInfo {
 
   /// Its arguments are never cast to the unit's type: their type is the point.
   bool never_cast = false;
+
+  /// The same arguments give the same values: no random numbers, nor memory as
+  /// it comes.
+  bool repeatable = true;
 
   /// Reads a gradient as a part of something global; on a shard that is wrong.
   bool is_norm = false;

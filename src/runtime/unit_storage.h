@@ -12,6 +12,7 @@
 namespace fsdp::detail {
 
 class FlatGroup;
+class Recipe;
 
 /// The dispatch key that libtorch reserves for out-of-tree use. A tensor that
 /// carries it is seen by the fallback of dispatch.cpp, and so are its views.
@@ -21,6 +22,7 @@ enum class StorageKind : uint8_t {
   kWhole, // whole weights of a flat group; has memory only while they are used
   kShard, // this rank's slice
   kGradient, // gradients of this rank's slice, or of the whole group
+  kDerived, // a value that was computed only from weights
 };
 
 /// Lets storages that outlive their flat group find out that it is gone.
@@ -39,6 +41,12 @@ struct UnitStorage final : c10::StorageImpl {
 
   const StorageKind kind;
   const std::shared_ptr<const GroupTag> tag;
+  /// Of gradients: autograd recorded how they were computed (create_graph), but
+  /// a reduction over ranks has no graph.
+  bool graph_dropped = false;
+  /// Of derived values: how to compute it again. Null once it was written to.
+  std::shared_ptr<const Recipe> recipe;
+  size_t recipe_output = 0;
 };
 
 /// The storage of `tensor` if it is one of ours, else null.
