@@ -116,6 +116,12 @@ class FSDP_API Communicator {
   /// it throws, goes on to the next epoch with nothing in flight, so that all
   /// ranks meet again in their next step; waiting for a handle of an ended
   /// epoch throws. Never waits.
+  ///
+  /// The same happens, with the same `message`, in all communicators that were
+  /// split from this one, each in its own epoch and by its own calls, and in those
+  /// split from them; never in the communicator that this one was split from. In
+  /// all of them peers get "rank 1/4 failed: message", which names this rank as
+  /// this communicator numbers it.
   virtual void signal_failure(std::string_view message) = 0;
 
   /// A communicator over the ranks that pass the same `color`, ordered by

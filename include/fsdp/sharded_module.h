@@ -42,8 +42,8 @@ class FSDP_API Region {
   /// Closes, and throws what went wrong (here or on another rank).
   void close();
 
-  /// Closes because of an exception with this text.
-  void abandon(const std::string& reason) noexcept;
+  /// Closes because of `error`, whose text the other ranks get.
+  void abandon(const std::exception& error) noexcept;
 
  private:
   friend class ShardedModule;
@@ -205,7 +205,7 @@ decltype(auto) ShardedModule::in_region(F&& call) {
       return static_cast<decltype(result)>(result);
     }
   } catch (const std::exception& error) {
-    open.abandon(error.what());
+    open.abandon(error);
     throw;
   }
 }

@@ -1,8 +1,10 @@
 #include <fsdp/sharded_module.h>
 
+#include "runtime/errors.h"
 #include "runtime/net.h"
 
 #include <exception>
+#include <stdexcept>
 #include <utility>
 
 namespace fsdp {
@@ -22,7 +24,7 @@ Region::~Region() {
     return;
   }
   if (std::uncaught_exceptions() > exceptions_) {
-    abandon("an exception left a region");
+    abandon(std::runtime_error("an exception left a region"));
     return;
   }
   const auto net = net_;
@@ -39,9 +41,9 @@ void Region::close() {
   }
 }
 
-void Region::abandon(const std::string& reason) noexcept {
+void Region::abandon(const std::exception& error) noexcept {
   if (const auto net = std::exchange(net_, nullptr)) {
-    net->fail(RegionKind::kForward, reason);
+    net->fail(RegionKind::kForward, detail::text_of(error));
   }
 }
 

@@ -2,11 +2,13 @@
 
 #include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
+#include "runtime/errors.h"
 
 #include <exception>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 namespace fsdp {
 
@@ -45,32 +47,70 @@ std::vector<World> thread_worlds(int size, std::chrono::milliseconds timeout) {
   return worlds;
 }
 
+namespace {
+
+/// What a rank throws because another failed may come before the cause: that
+/// rank may still be destroying its net.
+class FirstError {
+ public:
+  void add_cause(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    cause_ = cause_ ? cause_ : std::move(error);
+  }
+  void add_consequence(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    consequence_ = consequence_ ? consequence_ : std::move(error);
+  }
+  void rethrow() const {
+    if (const auto& error = cause_ ? cause_ : consequence_) {
+      std::rethrow_exception(error);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr cause_;
+  std::exception_ptr consequence_;
+};
+
+void run_rank(
+    const std::function<void(World)>& rank_main,
+    const World& world,
+    FirstError& first) {
+  auto& communicator = world.communicator();
+  try {
+    rank_main(world);
+  } catch (const c10::DistBackendError& error) {
+    first.add_consequence(std::current_exception());
+    communicator.signal_failure(detail::text_of(error));
+  } catch (const CommunicationError& error) {
+    first.add_consequence(std::current_exception());
+    communicator.signal_failure(error.what());
+  } catch (const std::exception& error) {
+    first.add_cause(std::current_exception());
+    communicator.signal_failure(detail::text_of(error));
+  } catch (...) {
+    first.add_cause(std::current_exception());
+    communicator.signal_failure("an exception of an unknown type");
+  }
+  detail::leave_for_good(communicator); // nets of this rank may live on
+}
+
+} // namespace
+
 void run_as_threads(
     int size,
     const std::function<void(World)>& rank_main,
     std::chrono::milliseconds timeout) {
-  std::mutex mutex;
-  std::exception_ptr first;
+  FirstError first;
   std::vector<std::thread> threads;
   for (auto& world : thread_worlds(size, timeout)) {
-    threads.emplace_back([&, world] {
-      try {
-        rank_main(world);
-      } catch (const std::exception& error) {
-        {
-          const std::lock_guard lock(mutex);
-          first = first ? first : std::current_exception();
-        }
-        world.communicator().signal_failure(error.what());
-      }
-    });
+    threads.emplace_back([&, world] { run_rank(rank_main, world, first); });
   }
   for (auto& thread : threads) {
     thread.join();
   }
-  if (first) {
-    std::rethrow_exception(first);
-  }
+  first.rethrow();
 }
 
 } // namespace fsdp

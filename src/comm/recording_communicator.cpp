@@ -101,7 +101,7 @@ std::vector<std::string> RecordingCommunicator::exchange(
 
 void RecordingCommunicator::signal_failure(std::string_view message) {
   record("signal_failure " + std::string(message));
-  ++epoch_;
+  epoch_->end_epoch();
 }
 
 void RecordingCommunicator::set_next_split(int rank, int size) {
@@ -113,6 +113,7 @@ std::shared_ptr<Communicator> RecordingCommunicator::split(int color, int key) {
   record("split " + name + " key " + std::to_string(key));
   auto child = std::make_shared<RecordingCommunicator>(
       next_split_.first, next_split_.second);
+  child->epoch_ = std::make_shared<EpochCounter>(epoch_);
   child->lines_ = lines_;
   child->prefix_ = prefix_ + name + ": ";
   next_split_ = {rank_, size_};

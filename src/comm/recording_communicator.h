@@ -1,5 +1,7 @@
 #pragma once
 
+#include "comm/epoch_counter.h"
+
 #include <fsdp/communicator.h>
 
 #include <memory>
@@ -61,7 +63,7 @@ class RecordingCommunicator : public Communicator {
   std::vector<std::string> exchange(std::string_view mine, std::string what)
       override;
 
-  uint64_t epoch() const override { return epoch_; }
+  uint64_t epoch() const override { return epoch_->value(); }
 
   void signal_failure(std::string_view message) override;
 
@@ -78,7 +80,7 @@ class RecordingCommunicator : public Communicator {
 
   int rank_;
   int size_;
-  uint64_t epoch_ = 0;
+  std::shared_ptr<EpochCounter> epoch_ = std::make_shared<EpochCounter>();
   std::pair<int, int> next_split_; // rank, size
   std::string prefix_;
   std::shared_ptr<std::vector<std::string>> lines_;

@@ -2,6 +2,7 @@
 
 #include "comm/call.h"
 #include "comm/completed_work.h"
+#include "comm/epoch_counter.h"
 
 #include <cstring>
 #include <utility>
@@ -11,6 +12,10 @@ namespace {
 
 class SingleCommunicator : public Communicator {
  public:
+  explicit SingleCommunicator(
+      const std::shared_ptr<const EpochCounter>& parent_epoch = nullptr)
+      : epoch_(std::make_shared<EpochCounter>(parent_epoch)) {}
+
   int rank() const override { return 0; }
 
   int size() const override { return 1; }
@@ -60,16 +65,16 @@ class SingleCommunicator : public Communicator {
     return {std::string(mine)};
   }
 
-  uint64_t epoch() const override { return epoch_; }
+  uint64_t epoch() const override { return epoch_->value(); }
 
-  void signal_failure(std::string_view) override { ++epoch_; }
+  void signal_failure(std::string_view) override { epoch_->end_epoch(); }
 
   std::shared_ptr<Communicator> split(int, int) override {
-    return make_single_communicator();
+    return std::make_shared<SingleCommunicator>(epoch_);
   }
 
  private:
-  uint64_t epoch_ = 0;
+  std::shared_ptr<EpochCounter> epoch_;
 };
 
 } // namespace

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <exception>
 #include <functional>
-#include <tuple>
+#include <mutex>
+#include <stdexcept>
 #include <utility>
 
 namespace fsdp::detail {
@@ -69,13 +72,77 @@ class ThreadWork : public Work {
   Deliver deliver_;
 };
 
+/// A rank's place in a group, and the places that it got by splitting that.
+///
+/// [Note: Failures reach children] A failure ends the epoch of the failed rank
+/// in its group and in all groups below, each at its own epoch and number of
+/// calls; a group knows neither its parent nor its children. Places outlive the
+/// communicators they belong to: an exception that leaves a rank's main
+/// function destroys nets, and with them children, before it is caught and
+/// signalled. Peers therefore wait a little for the reason when a communicator
+/// goes while an exception is under way.
+class Place {
+ public:
+  Place(const std::shared_ptr<ThreadGroup>& group, int rank)
+      : group_(group),
+        rank_(rank) {}
+
+  void add_child(std::shared_ptr<Place> child) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(children_, [](const auto& each) { return each->is_over(); });
+    children_.push_back(std::move(child));
+  }
+
+  void end_epoch(const std::string& failure) {
+    visit(
+        [&](ThreadGroup& group, int rank) { group.end_epoch(rank, failure); });
+  }
+
+  void leave_for_good() {
+    visit([](ThreadGroup& group, int rank) {
+      group.leave(rank, std::chrono::milliseconds(0));
+    });
+  }
+
+ private:
+  void visit(const std::function<void(ThreadGroup&, int)>& act) {
+    if (const auto group = group_.lock()) {
+      act(*group, rank_);
+    }
+    const std::lock_guard lock(mutex_);
+    for (const auto& child : children_) {
+      child->visit(act);
+    }
+  }
+
+  /// Whether nobody uses this group any more, nor one below.
+  bool is_over() {
+    const std::lock_guard lock(mutex_);
+    return group_.expired() &&
+        std::all_of(children_.begin(), children_.end(), [](const auto& each) {
+             return each->is_over();
+           });
+  }
+
+  const std::weak_ptr<ThreadGroup> group_;
+  const int rank_;
+  std::mutex mutex_; // communicators of one rank may be used by several threads
+  std::vector<std::shared_ptr<Place>> children_;
+};
+
 class ThreadCommunicator : public Communicator {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadGroup> group, int rank)
       : group_(std::move(group)),
-        rank_(rank) {}
+        rank_(rank),
+        place_(std::make_shared<Place>(group_, rank)) {}
 
-  ~ThreadCommunicator() override { group_->leave(rank_); }
+  // See [Note: Failures reach children].
+  ~ThreadCommunicator() override {
+    constexpr std::chrono::milliseconds kUnwinding(1000);
+    const bool unwinds = std::uncaught_exceptions() > 0;
+    group_->leave(rank_, unwinds ? kUnwinding : std::chrono::milliseconds(0));
+  }
 
   ThreadCommunicator(const ThreadCommunicator&) = delete;
   ThreadCommunicator& operator=(const ThreadCommunicator&) = delete;
@@ -116,10 +183,13 @@ class ThreadCommunicator : public Communicator {
   uint64_t epoch() const override { return group_->epoch(rank_); }
 
   void signal_failure(std::string_view message) override {
-    group_->signal_failure(rank_, message);
+    place_->end_epoch(
+        rank_text(rank_, size()) + " failed: " + std::string(message));
   }
 
   std::shared_ptr<Communicator> split(int color, int key) override;
+
+  void leave_for_good() { place_->leave_for_good(); }
 
  private:
   ThreadGroup::Ticket issue(Call call, std::span<const std::byte> contribution);
@@ -130,6 +200,7 @@ class ThreadCommunicator : public Communicator {
 
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
+  std::shared_ptr<Place> place_;
 };
 
 ThreadGroup::Ticket ThreadCommunicator::issue(
@@ -252,9 +323,11 @@ std::shared_ptr<Communicator> ThreadCommunicator::split(int color, int key) {
   std::sort(members.begin(), members.end());
   const auto self =
       std::find(members.begin(), members.end(), std::pair(key, rank_));
-  return std::make_shared<ThreadCommunicator>(
+  auto child = std::make_shared<ThreadCommunicator>(
       group_->child(ticket, color, static_cast<int>(members.size())),
       static_cast<int>(self - members.begin()));
+  place_->add_child(child->place_);
+  return child;
 }
 
 } // namespace
@@ -268,6 +341,17 @@ std::vector<std::shared_ptr<Communicator>> make_thread_communicators(
     communicators.push_back(std::make_shared<ThreadCommunicator>(group, r));
   }
   return communicators;
+}
+
+void leave_for_good(Communicator& communicator) {
+  auto* const mine = dynamic_cast<ThreadCommunicator*>(&communicator);
+  if (mine == nullptr) {
+    throw std::invalid_argument(
+        "leave_for_good: expected a communicator of threads, but got another "
+        "for rank " +
+        std::to_string(communicator.rank()));
+  }
+  mine->leave_for_good();
 }
 
 } // namespace fsdp::detail

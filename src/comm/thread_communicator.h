@@ -15,4 +15,10 @@ std::vector<std::shared_ptr<Communicator>> make_thread_communicators(
     int size,
     std::chrono::milliseconds timeout);
 
+/// Says that the rank of `communicator`, one of make_thread_communicators(),
+/// calls nothing any more, here or in what was split from it: peers that wait
+/// for it fail at once, now and ever after, even if some of these communicators
+/// still exist. What exists no more says so by itself.
+void leave_for_good(Communicator& communicator);
+
 } // namespace fsdp::detail

@@ -85,12 +85,14 @@ bool ThreadGroup::ready(const Ticket& ticket) const {
 }
 
 void ThreadGroup::await(const Ticket& ticket) {
-  const auto deadline = std::chrono::steady_clock::now() +
+  const auto deadline = Clock::now() +
       std::min<std::chrono::milliseconds>(timeout_, kLongestWait);
-  std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline, [&] { return is_settled(ticket); });
   Epoch& epoch = *ticket.epoch;
   const Operation& operation = *ticket.operation;
+  std::unique_lock lock(mutex_);
+  while (!is_settled(ticket) && Clock::now() < deadline) {
+    changed_.wait_until(lock, std::min(deadline, gone_from(operation)));
+  }
   if (has_ended(ticket)) {
     throw CommunicationError(epoch.failure);
   }
@@ -125,18 +127,21 @@ uint64_t ThreadGroup::epoch(int rank) const {
   return members_[static_cast<size_t>(rank)].epoch;
 }
 
-void ThreadGroup::signal_failure(int rank, std::string_view message) {
+void ThreadGroup::end_epoch(int rank, std::string failure) {
   const std::lock_guard lock(mutex_);
-  fail(
-      *epoch_of(member(rank)),
-      member(rank).sequence,
-      rank_text(rank, size()) + " failed: " + std::string(message));
+  fail(*epoch_of(member(rank)), member(rank).sequence, std::move(failure));
+  auto& gone_from = member(rank).gone_from;
+  if (gone_from) {
+    gone_from = std::min(*gone_from, Clock::now());
+  }
   go_on(rank);
 }
 
-void ThreadGroup::leave(int rank) {
+void ThreadGroup::leave(int rank, std::chrono::milliseconds grace) {
   const std::lock_guard lock(mutex_);
-  member(rank).left = true;
+  auto& gone_from = member(rank).gone_from;
+  const auto from = Clock::now() + grace;
+  gone_from = gone_from ? std::min(*gone_from, from) : from;
   forget_epochs();
   changed_.notify_all();
 }
@@ -173,7 +178,7 @@ void ThreadGroup::go_on(int rank) {
 void ThreadGroup::forget_epochs() {
   uint64_t first = UINT64_MAX;
   for (const Member& member : members_) {
-    if (!member.left) {
+    if (!member.gone_from) {
       first = std::min(first, member.epoch);
     }
   }
@@ -188,25 +193,29 @@ bool ThreadGroup::has_ended(const Ticket& ticket) const {
 bool ThreadGroup::is_settled(const Ticket& ticket) const {
   const Operation& operation = *ticket.operation;
   return has_ended(ticket) || is_complete(operation) ||
-      operation.number >= ticket.epoch->limit || misses_a_leaver(operation);
+      operation.number >= ticket.epoch->limit ||
+      gone_from(operation) <= Clock::now();
 }
 
-bool ThreadGroup::misses_a_leaver(const Operation& operation) const {
+ThreadGroup::Clock::time_point ThreadGroup::gone_from(
+    const Operation& operation) const {
+  auto first = Clock::time_point::max();
   for (size_t r = 0; r < members_.size(); ++r) {
-    if (members_[r].left && !operation.contributions[r].present) {
-      return true;
+    if (members_[r].gone_from && !operation.contributions[r].present) {
+      first = std::min(first, *members_[r].gone_from);
     }
   }
-  return false;
+  return first;
 }
 
 std::string ThreadGroup::missing_text(const Ticket& ticket) const {
   const Operation& operation = *ticket.operation;
-  const bool has_leaver = misses_a_leaver(operation);
+  const bool has_leaver = gone_from(operation) != Clock::time_point::max();
   std::string ranks;
   int count = 0;
   for (size_t r = 0; r < members_.size(); ++r) {
-    if (!operation.contributions[r].present && members_[r].left == has_leaver) {
+    if (!operation.contributions[r].present &&
+        members_[r].gone_from.has_value() == has_leaver) {
       ranks += (count++ == 0 ? "" : ", ") + std::to_string(r);
     }
   }

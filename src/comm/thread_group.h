@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -94,16 +95,21 @@ class ThreadGroup {
   child(const Ticket& ticket, int color, int child_size);
 
   uint64_t epoch(int rank) const;
-  void signal_failure(int rank, std::string_view message);
 
-  /// Says that `rank` will call nothing any more: who waits for it fails now.
-  void leave(int rank);
+  /// Ends the epoch of `rank`; its peers throw `failure`.
+  void end_epoch(int rank, std::string failure);
+
+  /// Says that `rank` will call nothing any more: who waits for it fails after
+  /// `grace`, or as soon as end_epoch() tells the reason.
+  void leave(int rank, std::chrono::milliseconds grace);
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct Member {
     uint64_t epoch = 0;
     uint64_t sequence = 0;
-    bool left = false;
+    std::optional<Clock::time_point> gone_from; // set when it leaves
   };
 
   Member& member(int rank);
@@ -114,7 +120,9 @@ class ThreadGroup {
   void forget_epochs();
   bool has_ended(const Ticket& ticket) const;
   bool is_settled(const Ticket& ticket) const;
-  bool misses_a_leaver(const Operation& operation) const;
+  /// When who waits for `operation` need not wait any longer because a rank has
+  /// left without it; far away when none has.
+  Clock::time_point gone_from(const Operation& operation) const;
   std::string missing_text(const Ticket& ticket) const;
 
   const std::chrono::milliseconds timeout_;

@@ -47,9 +47,18 @@ class ArrivalHook final : public PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> replaced_;
 };
 
+using Slot = std::unique_ptr<PostAccumulateGradHook>;
+
+/// Null for a tensor that autograd has never seen.
+Slot* slot_of(const at::Tensor& variable) {
+  return torch::autograd::impl::get_autograd_meta(variable) == nullptr
+      ? nullptr
+      : &torch::autograd::impl::post_acc_grad_hooks(variable);
+}
+
 ArrivalHook* hook_of(const at::Tensor& variable) {
-  return dynamic_cast<ArrivalHook*>(
-      torch::autograd::impl::post_acc_grad_hooks(variable).get());
+  const auto* slot = slot_of(variable);
+  return slot == nullptr ? nullptr : dynamic_cast<ArrivalHook*>(slot->get());
 }
 
 bool can_require_grad(const at::Tensor& tensor) {
@@ -68,11 +77,13 @@ void install_arrival_hooks(FlatGroup& group) {
     if (hook_of(tensor) != nullptr) {
       continue;
     }
-    auto& slot = torch::autograd::impl::post_acc_grad_hooks(tensor);
+    auto* slot = slot_of(tensor);
     torch::autograd::impl::set_post_acc_grad_hooks(
         tensor,
         std::make_unique<ArrivalHook>(
-            group.tag(), static_cast<int64_t>(i), std::move(slot)));
+            group.tag(),
+            static_cast<int64_t>(i),
+            slot == nullptr ? nullptr : std::move(*slot)));
   }
 }
 

@@ -58,19 +58,26 @@ constexpr std::array<std::string_view, 6> kUpdates = {
     "aten::addcmul_",
     "aten::addcdiv_"};
 
-constexpr std::array<std::string_view, 4> kUninitialised = {
+// They take shape and type from a tensor, and no element.
+constexpr std::array<std::string_view, 12> kFactories = {
     "aten::empty_like",
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::full_like",
+    "aten::rand_like",
+    "aten::randn_like",
+    "aten::randint_like",
     "aten::new_empty",
     "aten::new_empty_strided",
-    "aten::empty_strided"};
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_full"};
 
 } // namespace
 
 OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
     : name(op.schema().name()),
-      repeatable(
-          !op.hasTag(at::Tag::nondeterministic_seeded) &&
-          !contains(kUninitialised, op.schema().name())) {
+      repeatable(!op.hasTag(at::Tag::nondeterministic_seeded)) {
   const auto& schema = op.schema();
   for (const auto& argument : schema.arguments()) {
     const auto* alias = argument.alias_info();
@@ -82,9 +89,14 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
       std::any_of(returns.begin(), returns.end(), [](const auto& each) {
         return each.alias_info() != nullptr;
       });
-  reads_nothing = (returns_alias && !writes_any) || contains(kMetadataOnly, name);
-  allowed_on_shard = contains(kAllowedOnShard, name);
-  never_cast = contains(kNeverCast, name);
+  const bool factory = contains(kFactories, name);
+  reads_nothing = (returns_alias && !writes_any) || factory ||
+      contains(kMetadataOnly, name);
+  allowed_on_shard = factory || contains(kAllowedOnShard, name);
+  // Gradient formulas get what autograd saved: types that fit already, such as
+  // statistics kept in float32.
+  never_cast = contains(kNeverCast, name) ||
+      name.find("_backward") != std::string::npos;
   is_norm = contains(kNorms, name);
   is_concatenation = contains(kConcatenations, name);
   is_update = contains(kUpdates, name);

@@ -25,8 +25,7 @@ struct OperatorInfo {
   /// Its arguments are never cast to the unit's type: their type is the point.
   bool never_cast = false;
 
-  /// The same arguments give the same values: no random numbers, nor memory as
-  /// it comes.
+  /// The same arguments give the same values: it draws no random numbers.
   bool repeatable = true;
 
   /// Reads a gradient as a part of something global; on a shard that is wrong.
