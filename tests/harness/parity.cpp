@@ -15,6 +15,16 @@ std::mutex& build_mutex() {
   return mutex;
 }
 
+at::Tensor rows_of(const World& world, Batch batch) {
+  if (batch == Batch::kSame) {
+    return torch::arange(kRows);
+  }
+  const auto share = kRows / world.size();
+  return torch::arange(world.rank() * share, (world.rank() + 1) * share);
+}
+
+} // namespace
+
 std::vector<std::pair<std::string, at::Tensor>> tensors_of(
     const NamedUnits& units) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -48,18 +58,9 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
       torch::optim::AdamWOptions(settings.learning_rate).eps(1e-4));
 }
 
-at::Tensor rows_of(const World& world, Batch batch) {
-  if (batch == Batch::kSame) {
-    return torch::arange(kRows);
-  }
-  const auto share = kRows / world.size();
-  return torch::arange(world.rank() * share, (world.rank() + 1) * share);
-}
-
-} // namespace
-
 TestModel build(const MakeModel& make) {
   const std::lock_guard lock(build_mutex());
+  at::set_num_threads(1); // in this thread: ranks share few cores
   torch::manual_seed(1);
   return make();
 }
@@ -79,14 +80,37 @@ std::vector<std::pair<std::string, at::Tensor>> whole_values(
     ShardedModule& net) {
   std::vector<std::pair<std::string, at::Tensor>> values;
   const auto whole = net.whole_parameters();
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : net.named_parameters()) {
+    values.emplace_back(name, tensor.detach().clone());
+  }
+  return values;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> values_at_rest(
+    ShardedModule& net) {
+  std::vector<std::pair<std::string, at::Tensor>> values;
   const auto description = net.describe();
   const auto tensors = net.parameters();
   size_t next = 0;
   const torch::NoGradGuard no_grad;
   for (const auto& unit : description.units) {
     for (const auto& parameter : unit.parameters) {
-      values.emplace_back(
-          parameter.names.front(), tensors.at(next++).detach().clone());
+      const auto mine = tensors.at(next++).detach();
+      auto& [name, value] =
+          values.emplace_back(parameter.names.front(), mine.clone());
+      if (unit.strategy == Strategy::kNoShard) {
+        continue;
+      }
+      value = at::empty(parameter.sizes, mine.scalar_type());
+      auto* place = static_cast<char*>(value.data_ptr());
+      for (const auto& shard : net.world().communicator().exchange(
+               {static_cast<const char*>(mine.data_ptr()), mine.nbytes()},
+               "shards of '" + name + "'")) {
+        place = std::copy(shard.begin(), shard.end(), place);
+      }
+      EXPECT_EQ(
+          place, static_cast<const char*>(value.data_ptr()) + value.nbytes());
     }
   }
   return values;
@@ -140,7 +164,9 @@ Training train_sharded(
           training.losses.push_back(
               mean_over_ranks(world, loss.item<double>()));
         }
-        training.parameters = whole_values(net);
+        training.parameters = options.mixed_precision().param_dtype.has_value()
+            ? values_at_rest(net)
+            : whole_values(net);
         if (world.rank() == world.size() - 1) {
           result = std::move(training);
         }
@@ -224,7 +250,13 @@ void expect_identical(const Training& expected, const Training& actual) {
 void expect_same_training(
     const MakeModel& make,
     const ParitySettings& settings) {
-  const auto expected = train_unsharded(make, settings);
+  expect_same_training_as(train_unsharded(make, settings), make, settings);
+}
+
+void expect_same_training_as(
+    const Training& expected,
+    const MakeModel& make,
+    const ParitySettings& settings) {
   for (const int world_size : settings.world_sizes) {
     std::optional<Training> first;
     for (const auto strategy : settings.strategies) {

@@ -35,7 +35,7 @@ enum class Optimizer : uint8_t { kAdamW, kSgd };
 inline constexpr int64_t kRows = 12;
 
 struct Training {
-  std::vector<double> losses; // mean over ranks
+  std::vector<double> losses;                                 // mean over ranks
   std::vector<std::pair<std::string, at::Tensor>> parameters; // whole
 };
 
@@ -44,15 +44,15 @@ struct ParitySettings {
   Batch batch = Batch::kSplit;
   Optimizer optimizer = Optimizer::kAdamW;
   double learning_rate = 1e-2;
-  double loss_tolerance = 1e-6; // relative
+  double loss_tolerance = 1e-6;      // relative
   double parameter_tolerance = 1e-6; // of the tensor's largest value, + 1e-8
   std::vector<int> world_sizes = {1, 2, 3, 4};
   std::vector<Strategy> strategies = {
       Strategy::kFullShard,
       Strategy::kShardGradOp,
       Strategy::kNoShard};
-  std::vector<std::string> skip; // parameters that are not compared
-  Options options;
+  std::vector<std::string> skip = {}; // parameters that are not compared
+  Options options = {};
 };
 
 /// Builds a model with a fixed seed, one thread at a time (the default generator
@@ -66,12 +66,27 @@ Training train_sharded(
     int world_size,
     Strategy strategy);
 
+/// The tensors of all units, each once, by name.
+std::vector<std::pair<std::string, at::Tensor>> tensors_of(
+    const NamedUnits& units);
+
+/// For those of `parameters` that require a gradient.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const std::vector<at::Tensor>& parameters,
+    const ParitySettings& settings);
+
 /// Trains unsharded, and sharded in every world and strategy of `settings`, and
 /// expects the same losses and parameters; in one world the strategies must
 /// agree bit for bit.
 void expect_same_training(
     const MakeModel& make,
     const ParitySettings& settings = {});
+
+/// The same, of sharded training alone.
+void expect_same_training_as(
+    const Training& expected,
+    const MakeModel& make,
+    const ParitySettings& settings);
 
 /// The same bits.
 void expect_identical(const Training& expected, const Training& actual);
@@ -81,9 +96,9 @@ void expect_same(
     const Training& actual,
     const ParitySettings& settings);
 
-/// |actual - expected| <= relative * max|expected| + absolute for all elements, and
-/// the same shape and dtype. (The order of summation differs between worlds, so
-/// an element may be off by the rounding of larger ones.)
+/// |actual - expected| <= relative * max|expected| + absolute for all elements,
+/// and the same shape and dtype. (The order of summation differs between
+/// worlds, so an element may be off by the rounding of larger ones.)
 ::testing::AssertionResult all_close(
     const at::Tensor& actual,
     const at::Tensor& expected,
@@ -93,8 +108,14 @@ void expect_same(
 /// The text of the exception that `call` throws; empty when it throws none.
 std::string error_of(const std::function<void()>& call);
 
-/// Whole values of all parameters by name. Collective.
+/// Whole values of all parameters by name, in the type that they compute in.
+/// Collective.
 std::vector<std::pair<std::string, at::Tensor>> whole_values(
+    ShardedModule& net);
+
+/// The same in the type that they have at rest, joined from the ranks' shards.
+/// Collective.
+std::vector<std::pair<std::string, at::Tensor>> values_at_rest(
     ShardedModule& net);
 
 /// The mean of a scalar over the ranks. Collective.

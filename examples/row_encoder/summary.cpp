@@ -1,0 +1,87 @@
+#include "summary.h"
+
+#include "compare.h"
+
+#include <fsdp/version.h>
+
+#include <nlohmann/json.hpp>
+
+#include <ostream>
+
+namespace row_encoder {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json describe(const Settings& settings) {
+  return {
+      {"columns", settings.model.columns},
+      {"d_model", settings.model.d_model},
+      {"layers", settings.model.layers},
+      {"heads", settings.model.heads},
+      {"feed_forward", settings.model.feed_forward},
+      {"batch", settings.batch},
+      {"steps", settings.steps},
+      {"learning_rate", settings.learning_rate},
+      {"seed", settings.seed},
+      {"ranks", settings.ranks},
+      {"units", settings.units},
+      {"strategy", name_of(settings.strategy)},
+      {"tolerance", settings.tolerance},
+      {"min_accuracy", settings.min_accuracy}};
+}
+
+Json describe(const StateBytes& bytes) {
+  return {
+      {"parameters", bytes.parameters},
+      {"gradients", bytes.gradients},
+      {"optimizer", bytes.optimizer},
+      {"total", bytes.total()}};
+}
+
+Json describe(const Run& run, const Run& first, int64_t batch) {
+  const auto seconds = run.median_step_seconds();
+  const auto differences = relative_differences(first.training, run.training);
+  Json losses = Json::array();
+  for (const auto& step : run.training.steps) {
+    losses.push_back(step.loss);
+  }
+  return {
+      {"name", run.name},
+      {"ranks", run.ranks},
+      {"sharded", run.sharded},
+      {"accuracy", run.training.accuracy},
+      {"median_step_seconds", seconds},
+      {"rows_per_second", static_cast<double>(batch) / seconds},
+      {"state_bytes_per_rank", describe(run.training.state)},
+      {"state_bytes_of_all_ranks", run.training.state_of_all_ranks},
+      {"peak_gathered_bytes", run.peak_gathered_bytes},
+      {"largest_relative_difference", largest(differences)},
+      {"relative_differences", differences},
+      {"losses", losses}};
+}
+
+} // namespace
+
+void write_summary(
+    std::ostream& out,
+    const Settings& settings,
+    const std::vector<Run>& runs,
+    double baseline_accuracy,
+    const std::vector<std::string>& faults) {
+  Json summary = {
+      {"libfsdp", fsdp::version()},
+      {"torch", TORCH_VERSION},
+      {"settings", describe(settings)},
+      {"nearest_centroid_accuracy", baseline_accuracy},
+      {"compared_with", runs.front().name},
+      {"ok", faults.empty()},
+      {"faults", faults}};
+  for (const auto& run : runs) {
+    summary["runs"].push_back(describe(run, runs.front(), settings.batch));
+  }
+  out << summary.dump(2) << "\n";
+}
+
+} // namespace row_encoder

@@ -1,0 +1,279 @@
+// How gradients of ranks and of micro-batches are joined.
+
+#include "api/counting_communicator.h"
+#include "api/models.h"
+#include "api/program.h"
+
+#include <fsdp/fsdp.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <optional>
+
+namespace fsdp::testing {
+namespace accumulation {
+
+namespace nn = torch::nn;
+using at::Tensor;
+
+constexpr Strategy kStrategies[] = {
+    Strategy::kFullShard,
+    Strategy::kShardGradOp,
+    Strategy::kNoShard};
+
+auto make_linear() {
+  return std::make_shared<nn::LinearImpl>(5, 3);
+}
+
+/// A loss whose gradient is `value` for every element of every parameter.
+Tensor constant_loss(nn::LinearImpl& linear, double value) {
+  return value * (linear.weight.sum() + linear.bias.sum());
+}
+
+void expect_gradients(ShardedModule& net, std::optional<double> value) {
+  for (const auto& [name, gradient] : whole_gradients(net)) {
+    ASSERT_EQ(gradient.defined(), value.has_value()) << name;
+    if (value.has_value()) {
+      EXPECT_TRUE(
+          all_close(gradient, torch::full_like(gradient, *value), 1e-6, 0))
+          << name << gradient;
+    }
+  }
+}
+
+/// 's': a micro-batch that synchronises, 'n': one that does not. Micro-batch i
+/// has the gradient 2^i on rank 0, twice that on rank 1, and so on.
+void expect_nothing_lost(const std::string& sequence) {
+  for (const auto strategy : kStrategies) {
+    for (const int size : {1, 2, 3}) {
+      SCOPED_TRACE(sequence);
+      on_ranks(size, [&](const World& world) {
+        FullyShardedDataParallel net(
+            seeded(make_linear), world, Options().strategy(strategy));
+        double sum = 0;
+        std::optional<double> visible;
+        for (size_t i = 0; i < sequence.size(); ++i) {
+          std::optional<NoSync> no_sync;
+          if (sequence[i] == 'n') {
+            no_sync.emplace(net.no_sync());
+          }
+          const double value = 1 << i;
+          auto loss = net.call(constant_loss, value * (world.rank() + 1));
+          loss.backward();
+          sum += value * (size + 1) / 2; // the mean over ranks
+          if (sequence[i] == 's') {
+            visible = sum;
+          }
+          expect_gradients(net, visible);
+        }
+      });
+    }
+  }
+}
+
+TEST(Accumulation, EveryOrderOfMicroBatchesGivesTheSum) {
+  for (const auto* sequence :
+       {"ss", "sss", "ns", "nns", "sns", "nsns", "nnsss"}) {
+    expect_nothing_lost(sequence);
+    if (::testing::Test::HasFailure()) {
+      return;
+    }
+  }
+}
+
+TEST(Accumulation, ForwardMayRunOutsideOfTheGuard) {
+  on_ranks(2, [](const World& world) {
+    FullyShardedDataParallel net(seeded(make_linear), world);
+    auto first = net.call(constant_loss, 1.0);
+    {
+      const auto no_sync = net.no_sync();
+      first.backward();
+    }
+    expect_gradients(net, std::nullopt);
+    Tensor second;
+    {
+      const auto no_sync = net.no_sync();
+      second = net.call(constant_loss, 2.0);
+    }
+    second.backward();
+    expect_gradients(net, 3.0);
+  });
+}
+
+TEST(Accumulation, GuardsNestAndMove) {
+  on_ranks(2, [](const World& world) {
+    FullyShardedDataParallel net(seeded(make_linear), world);
+    {
+      auto outer = net.no_sync();
+      { const auto inner = net.no_sync(); }
+      const auto moved = std::move(outer);
+      net.call(constant_loss, 1.0).backward();
+      expect_gradients(net, std::nullopt);
+    }
+    net.call(constant_loss, 2.0).backward();
+    expect_gradients(net, 3.0);
+  });
+}
+
+TEST(Accumulation, NoSyncCommunicatesNoGradients) {
+  for (const auto strategy : kStrategies) {
+    on_ranks(2, [&](const World& world) {
+      auto counter = std::make_shared<CountingCommunicator>(world);
+      FullyShardedDataParallel net(
+          seeded(make_linear), World(counter), Options().strategy(strategy));
+      counter->notes().clear();
+      {
+        const auto no_sync = net.no_sync();
+        for (int i = 0; i < 3; ++i) {
+          net.call(constant_loss, 1.0).backward();
+        }
+      }
+      EXPECT_EQ(counter->count("reduce"), 0);
+      EXPECT_EQ(counter->count("settlement"), 0);
+      if (strategy != Strategy::kNoShard) {
+        EXPECT_GT(net.memory().unreduced_gradient_bytes, 0);
+      }
+      net.call(constant_loss, 1.0).backward();
+      EXPECT_EQ(counter->count("reduce"), 1);
+      EXPECT_EQ(net.memory().unreduced_gradient_bytes, 0);
+      expect_gradients(net, 4.0);
+    });
+  }
+}
+
+TEST(Accumulation, NoSyncReleasesWeightsBetweenMicroBatches) {
+  on_ranks(2, [](const World& world) {
+    FullyShardedDataParallel net(seeded(make_linear), world);
+    const auto no_sync = net.no_sync();
+    net.call(constant_loss, 1.0).backward();
+    EXPECT_EQ(net.memory().gathered_bytes, 0);
+    EXPECT_EQ(net.parameters()[0].dim(), 1);
+    EXPECT_FALSE(net.parameters()[0].grad().defined());
+  });
+}
+
+TEST(Accumulation, BothModesEqualOneLargeBatch) {
+  ProgramSettings settings;
+  settings.world_sizes = {1, 2, 3};
+  settings.options.units(each<Block>());
+  for (const bool defer : {false, true}) {
+    expect_same_program(
+        make_network,
+        [&](auto& net, Log& log) {
+          torch::optim::SGD optimizer(
+              net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+          for (int step = 0; step < 3; ++step) {
+            for (int micro = 0; micro < 3; ++micro) {
+              const auto x = log.mine(wave({kRows, 3}, 0.7 + step + micro));
+              if (defer && micro < 2) {
+                const auto no_sync = net.no_sync();
+                (net(x).pow(2).mean() / 3).backward();
+              } else {
+                (net(x).pow(2).mean() / 3).backward();
+              }
+            }
+            log.gradients(net);
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+          log.parameters(net);
+        },
+        settings);
+  }
+}
+
+TEST(Accumulation, DifferentParametersInDifferentMicroBatches) {
+  for (const auto strategy : kStrategies) {
+    on_ranks(2, [&](const World& world) {
+      FullyShardedDataParallel net(
+          seeded(make_linear), world, Options().strategy(strategy));
+      {
+        const auto no_sync = net.no_sync();
+        net.call([](auto& m) { return m.weight.sum(); }).backward();
+      }
+      net.call([](auto& m) { return 2 * m.bias.sum(); }).backward();
+      for (const auto& [name, gradient] : whole_gradients(net)) {
+        EXPECT_TRUE(at::equal(
+            gradient, torch::full_like(gradient, name == "weight" ? 1.0 : 2.0)))
+            << name;
+      }
+    });
+  }
+}
+
+TEST(Accumulation, ChangingAFlagWhileGradientsWaitIsRefused) {
+  on_ranks(2, [](const World& world) {
+    FullyShardedDataParallel net(seeded(make_linear), world);
+    {
+      const auto no_sync = net.no_sync();
+      net.call(constant_loss, 1.0).backward();
+    }
+    net->bias.requires_grad_(false);
+    const auto error = error_of([&] { net.call(constant_loss, 1.0); });
+    EXPECT_TRUE(contains(error, "requires_grad")) << error;
+    net->bias.requires_grad_(true);
+    net.call(constant_loss, 1.0).backward();
+    expect_gradients(net, 2.0);
+  });
+}
+
+// The divisor.
+
+struct Scalar : nn::Module {
+  Scalar() : w(register_parameter("w", torch::ones({1}))) {}
+  Tensor forward(const Tensor& samples) { return w * samples; }
+  Tensor w;
+};
+
+/// Rank 0 has one sample, rank 1 has three.
+Tensor samples_of(const World& world) {
+  return world.rank() == 0 ? torch::tensor({4.0F})
+                           : torch::tensor({1.0F, 2.0F, 3.0F});
+}
+
+TEST(Accumulation, TheMeanOverRanksIsTheDefault) {
+  for (const auto strategy : kStrategies) {
+    on_ranks(2, [&](const World& world) {
+      FullyShardedDataParallel net(
+          std::make_shared<Scalar>(), world, Options().strategy(strategy));
+      net(samples_of(world)).mean().backward();
+      expect_gradients(net, 3.0); // of 4 and 2
+    });
+  }
+}
+
+TEST(Accumulation, ASumLetsTheProgramWeighSamplesEqually) {
+  for (const auto strategy : kStrategies) {
+    on_ranks(2, [&](const World& world) {
+      FullyShardedDataParallel net(
+          std::make_shared<Scalar>(),
+          world,
+          Options().strategy(strategy).gradient_divide_factor(1.0));
+      (net(samples_of(world)).sum() / 4).backward();
+      expect_gradients(net, 2.5);
+    });
+  }
+}
+
+TEST(Accumulation, ACustomDivisorReplacesTheWholeDivisor) {
+  for (const auto strategy : kStrategies) {
+    for (const int size : {1, 3}) {
+      on_ranks(size, [&](const World& world) {
+        FullyShardedDataParallel net(
+            seeded(make_linear),
+            world,
+            Options().strategy(strategy).gradient_divide_factor(0.5));
+        {
+          const auto no_sync = net.no_sync();
+          net.call(constant_loss, 1.0).backward();
+        }
+        net.call(constant_loss, 2.0).backward();
+        expect_gradients(net, 3.0 * size / 0.5);
+      });
+    }
+  }
+}
+
+} // namespace accumulation
+} // namespace fsdp::testing

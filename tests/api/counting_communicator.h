@@ -1,0 +1,99 @@
+#pragma once
+
+#include <fsdp/communicator.h>
+#include <fsdp/world.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::testing {
+
+/// Passes every call on to another communicator and notes what it was. Splits
+/// write to the same notes.
+class CountingCommunicator : public Communicator {
+ public:
+  using Notes = std::vector<std::string>;
+
+  explicit CountingCommunicator(
+      World world,
+      std::shared_ptr<Communicator> inner = nullptr,
+      std::shared_ptr<Notes> notes = std::make_shared<Notes>())
+      : world_(std::move(world)),
+        inner_(std::move(inner)),
+        notes_(std::move(notes)) {}
+
+  Notes& notes() { return *notes_; }
+
+  /// How many notes hold `part`.
+  int64_t count(const std::string& part) const {
+    return std::count_if(
+        notes_->begin(), notes_->end(), [&](const std::string& note) {
+          return note.find(part) != std::string::npos;
+        });
+  }
+
+  int rank() const override { return inner().rank(); }
+  int size() const override { return inner().size(); }
+  std::chrono::milliseconds timeout() const override {
+    return inner().timeout();
+  }
+  std::unique_ptr<Work> all_gather(
+      std::span<std::byte> buffer,
+      std::string what) override {
+    notes_->push_back(what);
+    return inner().all_gather(buffer, std::move(what));
+  }
+  std::unique_ptr<Work> reduce_scatter(
+      std::span<const std::byte> input,
+      std::span<std::byte> output,
+      DType dtype,
+      std::span<const int64_t> cuts,
+      std::string what) override {
+    notes_->push_back(what);
+    return inner().reduce_scatter(input, output, dtype, cuts, std::move(what));
+  }
+  std::unique_ptr<Work> all_reduce(
+      std::span<std::byte> buffer,
+      DType dtype,
+      ReduceOp op,
+      std::string what) override {
+    notes_->push_back(what);
+    return inner().all_reduce(buffer, dtype, op, std::move(what));
+  }
+  std::unique_ptr<Work>
+  broadcast(std::span<std::byte> buffer, int root, std::string what) override {
+    notes_->push_back(what);
+    return inner().broadcast(buffer, root, std::move(what));
+  }
+  void barrier(std::string what) override {
+    notes_->push_back(what);
+    inner().barrier(std::move(what));
+  }
+  std::vector<std::string> exchange(std::string_view mine, std::string what)
+      override {
+    notes_->push_back(what);
+    return inner().exchange(mine, std::move(what));
+  }
+  uint64_t epoch() const override { return inner().epoch(); }
+  void signal_failure(std::string_view message) override {
+    inner().signal_failure(message);
+  }
+  std::shared_ptr<Communicator> split(int color, int key) override {
+    return std::make_shared<CountingCommunicator>(
+        world_, inner().split(color, key), notes_);
+  }
+
+ private:
+  Communicator& inner() const {
+    return inner_ ? *inner_ : world_.communicator();
+  }
+
+  World world_;                         // keeps the communicator alive
+  std::shared_ptr<Communicator> inner_; // null: that of `world_`
+  std::shared_ptr<Notes> notes_;
+};
+
+} // namespace fsdp::testing

@@ -1,0 +1,188 @@
+#include "api/program.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_set>
+
+namespace fsdp::testing {
+
+std::mutex& build_lock() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+void on_ranks(
+    int size,
+    const std::function<void(World)>& rank_main,
+    std::chrono::milliseconds timeout) {
+  at::get_num_threads(); // threads that race in its first call abort
+  EXPECT_NO_THROW(run_as_threads(
+      size,
+      [&](const World& world) {
+        SCOPED_TRACE(
+            "rank " + std::to_string(world.rank()) + "/" +
+            std::to_string(world.size()));
+        rank_main(world);
+      },
+      timeout));
+}
+
+at::Tensor wave(at::IntArrayRef sizes, double frequency) {
+  const auto numel = c10::multiply_integers(sizes);
+  const auto steps = torch::arange(numel, torch::kDouble);
+  return torch::sin(steps * frequency + 0.3)
+      .to(torch::get_default_dtype())
+      .view(sizes)
+      .clone();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+NamedValues distinct_parameters(const torch::nn::Module& module) {
+  NamedValues values;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& each : module.named_parameters()) {
+    if (seen.insert(each.value().unsafeGetTensorImpl()).second) {
+      values.emplace_back(each.key(), each.value());
+    }
+  }
+  return values;
+}
+
+std::vector<at::Tensor> tensors_of(const NamedValues& values) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : values) {
+    tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+namespace {
+
+/// "1" and the bytes of a gradient, or "0".
+std::string encode(const at::Tensor& gradient) {
+  if (!gradient.defined()) {
+    return "0";
+  }
+  const auto flat = gradient.detach().contiguous();
+  return "1" +
+      std::string(
+             static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
+}
+
+at::Tensor decode(
+    const std::vector<std::string>& parts,
+    const NetDescription::Parameter& parameter,
+    bool replicated) {
+  std::string bytes;
+  for (const auto& part : parts) {
+    EXPECT_EQ(part[0], parts[0][0])
+        << "only some ranks have a gradient of " << parameter.names.front();
+    if (!replicated || bytes.empty()) {
+      bytes += part.substr(1);
+    }
+  }
+  if (parts[0][0] == '0') {
+    return {};
+  }
+  auto whole = torch::empty(parameter.sizes, parameter.dtype);
+  EXPECT_EQ(bytes.size(), whole.nbytes()) << parameter.names.front();
+  if (bytes.size() == whole.nbytes()) {
+    std::copy(
+        bytes.begin(),
+        bytes.end(),
+        static_cast<char*>(whole.mutable_data_ptr()));
+  }
+  return whole;
+}
+
+} // namespace
+
+NamedValues whole_gradients(ShardedModule& net) {
+  NamedValues values;
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, tensor] : net.named_parameters()) {
+    tensors[name] = tensor;
+  }
+  for (const auto& unit : net.describe().units) {
+    const bool replicated = unit.strategy == Strategy::kNoShard;
+    for (const auto& parameter : unit.parameters) {
+      const auto& name = parameter.names.front();
+      const auto& tensor = tensors.at(name);
+      const auto& grad = tensor.grad();
+      if (grad.defined()) {
+        EXPECT_EQ(grad.sizes(), tensor.sizes()) << name;
+        EXPECT_EQ(
+            grad.numel(),
+            replicated ? c10::multiply_integers(parameter.sizes)
+                       : parameter.local_numel)
+            << name;
+        EXPECT_EQ(grad.scalar_type(), parameter.dtype) << name;
+      }
+      const auto parts = net.world().communicator().exchange(
+          encode(grad), "gradients of a test");
+      values.emplace_back(name, decode(parts, parameter, replicated));
+    }
+  }
+  return values;
+}
+
+at::Tensor Log::rows() const {
+  const auto share = kRows / world_.size();
+  return torch::arange(world_.rank() * share, (world_.rank() + 1) * share);
+}
+
+void Log::loss(const at::Tensor& value) {
+  this->value("loss", mean_over_ranks(world_, value.item<double>()));
+}
+
+void Log::value(std::string label, const at::Tensor& tensor) {
+  values_.emplace_back(
+      std::move(label), tensor.defined() ? tensor.detach().clone() : tensor);
+}
+
+void Log::add_sorted(const std::string& kind, NamedValues values) {
+  std::sort(values.begin(), values.end(), [](const auto& a, const auto& b) {
+    return a.first < b.first;
+  });
+  for (auto& [name, tensor] : values) {
+    values_.emplace_back(kind + name, std::move(tensor));
+  }
+}
+
+void expect_same_log(
+    const Log& expected,
+    const Log& actual,
+    const ProgramSettings& settings) {
+  ASSERT_EQ(expected.values().size(), actual.values().size());
+  for (size_t i = 0; i < expected.values().size(); ++i) {
+    const auto& [label, wanted] = expected.values()[i];
+    const auto& [actual_label, got] = actual.values()[i];
+    ASSERT_EQ(label, actual_label) << "entry " << i;
+    if (std::find(settings.skip.begin(), settings.skip.end(), label) !=
+        settings.skip.end()) {
+      continue;
+    }
+    ASSERT_EQ(wanted.defined(), got.defined()) << label << ", entry " << i;
+    if (wanted.defined()) {
+      EXPECT_TRUE(
+          all_close(got, wanted, settings.tolerance, settings.tolerance / 100))
+          << label << ", entry " << i;
+    }
+  }
+}
+
+void expect_same_bits(const Log& expected, const Log& actual) {
+  ASSERT_EQ(expected.values().size(), actual.values().size());
+  for (size_t i = 0; i < expected.values().size(); ++i) {
+    const auto& [label, wanted] = expected.values()[i];
+    const auto& got = actual.values()[i].second;
+    ASSERT_EQ(wanted.defined(), got.defined()) << label;
+    EXPECT_TRUE(!wanted.defined() || at::equal(wanted, got))
+        << "bits of " << label << ", entry " << i;
+  }
+}
+
+} // namespace fsdp::testing

@@ -1,0 +1,336 @@
+// A failure of a communicator reaches those that were split from it.
+
+#include "comm/recording_communicator.h"
+#include "comm/single_communicator.h"
+#include "sample_data.h"
+#include "thread_world.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <random>
+#include <stdexcept>
+#include <thread>
+
+namespace fsdp::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Comm = std::shared_ptr<Communicator>;
+
+constexpr auto kLimit = std::chrono::seconds(20);
+constexpr auto kAtOnce = std::chrono::seconds(5);
+
+std::string barrier_error(Communicator& comm) {
+  return error_of([&] { comm.barrier("b"); });
+}
+
+/// Splits `comms` by `color_of` and `key_of` a rank; children by rank there.
+template <class Color, class Key>
+std::vector<Comm>
+split_all(const std::vector<Comm>& comms, Color&& color_of, Key&& key_of) {
+  std::vector<std::future<Comm>> children;
+  for (const Comm& comm : comms) {
+    const int rank = comm->rank();
+    children.push_back(std::async(std::launch::async, [=] {
+      return comm->split(color_of(rank), key_of(rank));
+    }));
+  }
+  std::vector<Comm> result;
+  for (auto& child : children) {
+    result.push_back(child.get());
+  }
+  return result;
+}
+
+std::vector<Comm> split_all(const std::vector<Comm>& comms) {
+  return split_all(
+      comms, [](int) { return 0; }, [](int rank) { return rank; });
+}
+
+std::unique_ptr<Work> start_sum(Communicator& comm, Bytes& buffer) {
+  return comm.all_reduce(buffer, DType::kInt32, ReduceOp::kSum, "sum");
+}
+
+/// Issuing never waits, so one thread can be all ranks.
+void expect_all_meet(const std::vector<Comm>& comms) {
+  const auto sum = static_cast<int32_t>(comms.size());
+  std::vector<Bytes> buffers(comms.size(), bytes_of<int32_t>({1}));
+  std::vector<std::unique_ptr<Work>> works;
+  for (size_t r = 0; r < comms.size(); ++r) {
+    works.push_back(start_sum(*comms[r], buffers[r]));
+  }
+  for (size_t r = 0; r < comms.size(); ++r) {
+    works[r]->wait();
+    EXPECT_EQ(buffers[r], bytes_of<int32_t>({sum}));
+    EXPECT_EQ(comms[r]->epoch(), comms[0]->epoch());
+  }
+}
+
+class FailureOfAParent : public testing::Test {
+ protected:
+  std::vector<Comm> world_ = make_thread_communicators(3, kLimit);
+  std::vector<Comm> children_ = split_all(world_);
+};
+
+TEST_F(FailureOfAParent, ReachesAWaitInAChild) {
+  const auto begin = Clock::now();
+  std::thread peer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    world_[1]->signal_failure("out of memory");
+  });
+  EXPECT_EQ(barrier_error(*children_[0]), "rank 1/3 failed: out of memory");
+  peer.join();
+  EXPECT_EQ(barrier_error(*children_[2]), "rank 1/3 failed: out of memory");
+  EXPECT_LT(Clock::now() - begin, kAtOnce);
+  expect_all_meet(children_);
+  EXPECT_EQ(children_[0]->epoch(), 1u);
+}
+
+TEST_F(FailureOfAParent, CountsInEachGroupByItself) {
+  children_[0]->signal_failure("earlier");
+  EXPECT_EQ(barrier_error(*children_[1]), "rank 0/3 failed: earlier");
+  EXPECT_EQ(barrier_error(*children_[2]), "rank 0/3 failed: earlier");
+  const auto others = split_all(world_);
+  world_[0]->signal_failure("a");
+  EXPECT_EQ(world_[0]->epoch(), 1u);
+  EXPECT_EQ(children_[0]->epoch(), 2u);
+  EXPECT_EQ(others[0]->epoch(), 1u);
+  for (size_t r : {1u, 2u}) {
+    EXPECT_EQ(barrier_error(*children_[r]), "rank 0/3 failed: a");
+    EXPECT_EQ(world_[r]->epoch(), 0u);
+    EXPECT_EQ(others[r]->epoch(), 0u);
+    EXPECT_EQ(barrier_error(*world_[r]), "rank 0/3 failed: a");
+    EXPECT_EQ(barrier_error(*others[r]), "rank 0/3 failed: a");
+  }
+  expect_all_meet(world_);
+  expect_all_meet(others);
+  expect_all_meet(children_);
+  EXPECT_EQ(children_[1]->epoch(), 2u);
+}
+
+TEST_F(FailureOfAParent, LeavesCallsInTheChildThatTheRankHasMade) {
+  std::vector<Bytes> buffers(3, bytes_of<int32_t>({1}));
+  start_sum(*children_[0], buffers[0]);
+  world_[0]->signal_failure("a");
+  const auto first = start_sum(*children_[1], buffers[1]);
+  const auto second = start_sum(*children_[2], buffers[2]);
+  first->wait();
+  second->wait();
+  EXPECT_EQ(buffers[1], bytes_of<int32_t>({3}));
+  EXPECT_EQ(buffers[2], bytes_of<int32_t>({3}));
+  EXPECT_EQ(barrier_error(*children_[1]), "rank 0/3 failed: a");
+  EXPECT_EQ(barrier_error(*children_[2]), "rank 0/3 failed: a");
+  expect_all_meet(children_);
+}
+
+TEST_F(FailureOfAParent, EndsTheWorksOfTheRankInItsChildren) {
+  Bytes buffer = bytes_of<int32_t>({1});
+  const auto work = start_sum(*children_[2], buffer);
+  EXPECT_FALSE(work->ready());
+  world_[2]->signal_failure("a");
+  EXPECT_TRUE(work->ready());
+  EXPECT_EQ(error_of([&] { work->wait(); }), "rank 2/3 failed: a");
+}
+
+TEST_F(FailureOfAParent, ReachesGrandchildrenWhoseParentIsGone) {
+  const auto grandchildren = split_all(children_);
+  children_.clear();
+  split_all(world_); // forgets what is over
+  world_[2]->signal_failure("a");
+  EXPECT_EQ(barrier_error(*grandchildren[0]), "rank 2/3 failed: a");
+  EXPECT_EQ(barrier_error(*grandchildren[1]), "rank 2/3 failed: a");
+  expect_all_meet(grandchildren);
+  EXPECT_EQ(grandchildren[2]->epoch(), 1u);
+}
+
+TEST_F(FailureOfAParent, OfAChildStaysBelowIt) {
+  const auto grandchildren = split_all(children_);
+  const auto siblings = split_all(world_);
+  children_[1]->signal_failure("a");
+  EXPECT_EQ(barrier_error(*grandchildren[0]), "rank 1/3 failed: a");
+  EXPECT_EQ(barrier_error(*grandchildren[2]), "rank 1/3 failed: a");
+  expect_all_meet(world_);
+  expect_all_meet(siblings);
+  EXPECT_EQ(world_[1]->epoch(), 0u);
+  EXPECT_EQ(siblings[1]->epoch(), 0u);
+}
+
+TEST_F(FailureOfAParent, DoesNotReachChildrenMadeLater) {
+  world_[0]->signal_failure("a");
+  EXPECT_EQ(barrier_error(*world_[1]), "rank 0/3 failed: a");
+  EXPECT_EQ(barrier_error(*world_[2]), "rank 0/3 failed: a");
+  const auto later = split_all(world_);
+  EXPECT_EQ(later[0]->epoch(), 0u);
+  expect_all_meet(later);
+}
+
+TEST(FailureOfAParentOfTwoGroups, NamesTheRankOfTheParentInItsGroupOnly) {
+  const auto world = make_thread_communicators(4, kLimit);
+  // {0, 1} and, in reverse, {3, 2}.
+  const auto halves = split_all(
+      world, [](int rank) { return rank / 2; }, [](int rank) { return -rank; });
+  EXPECT_EQ(halves[3]->rank(), 0);
+  world[3]->signal_failure("a");
+  EXPECT_EQ(barrier_error(*halves[2]), "rank 3/4 failed: a");
+  expect_all_meet({halves[3], halves[2]});
+  expect_all_meet({halves[1], halves[0]});
+  EXPECT_EQ(halves[0]->epoch(), 0u);
+  EXPECT_EQ(barrier_error(*world[0]), "rank 3/4 failed: a");
+}
+
+TEST(FailureOfAParentAlone, EndsTheEpochsBelowIt) {
+  const std::vector<Comm> parents = {
+      make_single_communicator(),
+      std::make_shared<RecordingCommunicator>(1, 2),
+      make_thread_communicators(1, kLimit)[0]};
+  for (const Comm& parent : parents) {
+    parent->signal_failure("before");
+    const Comm child = parent->split(0, 0);
+    const Comm grandchild = child->split(0, 0);
+    EXPECT_EQ(grandchild->epoch(), 0u);
+    child->signal_failure("a");
+    parent->signal_failure("b");
+    EXPECT_EQ(parent->epoch(), 2u);
+    EXPECT_EQ(child->epoch(), 2u);
+    EXPECT_EQ(grandchild->epoch(), 2u);
+  }
+}
+
+// In each round one rank fails, in the parent or in one of two children, after
+// some calls; its peers go on until they have thrown wherever it failed.
+TEST(FailureOfAParentAtRandom, AllMeetAgainInEveryGroup) {
+  constexpr int kRounds = 200;
+  run_ranks(3, [](Communicator& comm) {
+    const std::vector<Comm> children = {comm.split(0, 0), comm.split(0, 0)};
+    const std::vector<Communicator*> all = {
+        &comm, children[0].get(), children[1].get()};
+    std::mt19937 plan(5); // the same on all ranks
+    std::mt19937 own(static_cast<unsigned>(comm.rank()));
+    for (int round = 0; round < kRounds; ++round) {
+      const int failing = static_cast<int>(plan() % 3);
+      const size_t where = plan() % 3;
+      std::vector<size_t> calls(3);
+      for (size_t& each : calls) {
+        each = plan() % 3;
+      }
+      const std::string text = "rank " + std::to_string(failing) +
+          "/3 failed: round " + std::to_string(round);
+      for (size_t i = 0; i < all.size(); ++i) {
+        for (size_t n = 0; n < calls[i]; ++n) {
+          all[i]->barrier("round " + std::to_string(round));
+        }
+      }
+      if (comm.rank() == failing) {
+        if (own() % 4 == 0) {
+          std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+        all[where]->signal_failure("round " + std::to_string(round));
+      } else {
+        for (size_t i = where; i < (where == 0 ? 3 : where + 1); ++i) {
+          EXPECT_EQ(barrier_error(*all[i]), text);
+        }
+      }
+      const auto epoch = std::to_string(children[0]->epoch());
+      for (const auto& each : children[0]->exchange(epoch, "epoch")) {
+        EXPECT_EQ(each, epoch);
+      }
+    }
+  });
+}
+
+class LeavingChildren : public testing::Test {
+ protected:
+  /// The errors of `calls` barriers of `comm`, none of which may wait for long.
+  static std::vector<std::string> errors(Communicator& comm, int calls) {
+    const auto begin = Clock::now();
+    std::vector<std::string> texts;
+    for (int i = 0; i < calls; ++i) {
+      texts.push_back(barrier_error(comm));
+    }
+    EXPECT_LT(Clock::now() - begin, kAtOnce);
+    return texts;
+  }
+
+  static void expect_gone(const std::string& text) {
+    EXPECT_TRUE(
+        contains(text, "rank 0/2 waits for rank 1, gone without this call"))
+        << text;
+  }
+
+  std::vector<Comm> world_ = make_thread_communicators(2, kLimit);
+  std::vector<Comm> children_ = split_all(world_);
+};
+
+TEST_F(LeavingChildren, ForGoodFailsThePeersEveryTimeInAllGroups) {
+  const auto grandchildren = split_all(children_);
+  world_[1]->signal_failure("a");
+  leave_for_good(*world_[1]);
+  for (Communicator* comm :
+       {world_[0].get(), children_[0].get(), grandchildren[0].get()}) {
+    const auto texts = errors(*comm, 3);
+    EXPECT_EQ(texts[0], "rank 1/2 failed: a");
+    expect_gone(texts[1]);
+    expect_gone(texts[2]);
+  }
+}
+
+TEST_F(LeavingChildren, ForGoodEndsAWaitInAChild) {
+  std::thread peer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    leave_for_good(*world_[1]);
+  });
+  expect_gone(errors(*children_[0], 1)[0]);
+  peer.join();
+}
+
+TEST_F(LeavingChildren, ForGoodNeedsACommunicatorOfThreads) {
+  const auto text = error_of<std::invalid_argument>(
+      [] { leave_for_good(*make_single_communicator()); });
+  EXPECT_TRUE(contains(text, "expected a communicator of threads")) << text;
+}
+
+TEST_F(LeavingChildren, ByAnExceptionLetsThePeersWaitForItsText) {
+  std::thread peer([this] {
+    try {
+      const auto mine = std::move(children_[1]);
+      throw std::runtime_error("out of memory");
+    } catch (const std::exception& error) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      world_[1]->signal_failure(error.what());
+    }
+  });
+  const auto texts = errors(*children_[0], 3);
+  EXPECT_EQ(texts[0], "rank 1/2 failed: out of memory");
+  expect_gone(texts[1]);
+  expect_gone(texts[2]);
+  peer.join();
+}
+
+TEST_F(LeavingChildren, ByAnExceptionThatIsNeverSignalledFailsThePeersSoon) {
+  std::thread peer([this] {
+    try {
+      const auto mine = std::move(children_[1]);
+      throw std::runtime_error("out of memory");
+    } catch (const std::exception&) {}
+  });
+  const auto texts = errors(*children_[0], 3);
+  peer.join();
+  for (const std::string& text : texts) {
+    expect_gone(text);
+  }
+}
+
+TEST_F(LeavingChildren, ByAnExceptionIsToldAtTheTimeOutToo) {
+  world_ = make_thread_communicators(2, std::chrono::milliseconds(100));
+  children_ = split_all(world_);
+  try {
+    const auto mine = std::move(children_[1]);
+    throw std::runtime_error("out of memory");
+  } catch (const std::exception&) {}
+  expect_gone(errors(*children_[0], 1)[0]);
+}
+
+} // namespace
+} // namespace fsdp::detail
