@@ -67,8 +67,8 @@ void print_plan(
     const Dataset& data) {
   const auto& model = settings.model;
   out << "model: " << model.columns << " numbers a row, d_model "
-      << model.d_model << ", " << model.layers << " layers, " << model.heads
-      << " heads, feed-forward " << model.feed_forward << ": "
+      << model.d_model << ", layers " << model.layers << ", heads "
+      << model.heads << ", feed-forward " << model.feed_forward << ": "
       << grouped(count_parameters(model)) << " parameters\n"
       << "data: " << data.train.rows() << " rows to train on, "
       << data.held_out.rows() << " held out\n"

@@ -41,7 +41,11 @@ void add_model_options(CLI::App& app, ModelOptions& model) {
 }
 
 void add_training_options(CLI::App& app, Settings& settings) {
-  app.add_option("--data", settings.data, "Table of pixels and labels (CSV)")
+  app.add_option(
+         "--data",
+         settings.data,
+         "Table of pixels and labels (CSV);\n"
+         "scripts/setup.sh puts one at build/data/digits.csv")
       ->required()
       ->check(CLI::ExistingFile);
   app.add_option("--batch", settings.batch, "Rows of a step, over all ranks")
@@ -59,16 +63,18 @@ void add_sharding_options(CLI::App& app, Settings& settings) {
   app.add_option(
       "--units",
       settings.units,
-      "What is gathered together: 'layers' (each transformer layer), 'model'"
-      " (all at once), or a pattern of module names like 'encoder.layers.*'");
+      "What is gathered together: each of the transformer\n"
+      "'layers', the whole 'model', or the modules that a\n"
+      "pattern names, such as 'encoder.layers.*'");
   app.add_option_function<std::string>(
          "--strategy",
          [&settings](const std::string& name) {
            settings.strategy = kStrategies.at(name);
          },
-         "What ranks share out: full-shard (parameters, gradients, optimizer"
-         " state), shard-grad-op (the same, but weights stay whole until the"
-         " backward pass is done), no-shard (nothing)")
+         "What ranks share out: parameters, gradients and\n"
+         "optimizer state (full-shard), the same but with\n"
+         "weights whole from forward to backward\n"
+         "(shard-grad-op), or nothing (no-shard)")
       ->check(CLI::IsMember(strategy_names()))
       ->default_str(name_of(settings.strategy));
 }
@@ -80,8 +86,8 @@ void add_output_options(CLI::App& app, Settings& settings) {
   auto* compare = app.add_flag(
       "--compare",
       settings.compare,
-      "Train without shards and with one rank as well; the last line says"
-      " whether losses and memory are as they should be");
+      "Train without shards and on one rank as well; the\n"
+      "last line says whether losses and memory are right");
   app.add_option(
          "--tolerance",
          settings.tolerance,

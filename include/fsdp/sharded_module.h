@@ -68,26 +68,30 @@ class FSDP_API NoSync {
 
 struct WholeParametersOptions {
   /// Keep changes: each rank takes its slice of what it finds when the scope
-  /// closes. All ranks must make the same changes.
+  /// closes. All ranks must make the same changes. Otherwise they are dropped.
   bool write_back = false;
 };
 
-/// While one lives, all parameters are whole at once, in memory, and can be read
-/// without operators. Collective: opening.
+/// While one lives, the parameters are ordinary whole tensors, in the dtype that
+/// they were built with and in memory of their own: for export, for editing, or
+/// to call the module itself. The net cannot be called meanwhile.
+/// Collective: opening.
 class FSDP_API WholeParameters {
  public:
   WholeParameters(WholeParameters&& other) noexcept;
   WholeParameters& operator=(WholeParameters&& other) = delete;
+  /// Closes. A failure is thrown by the next call on the net.
   ~WholeParameters();
+
+  /// Closes, and throws for a parameter that was given another size or dtype.
+  void close();
 
  private:
   friend class ShardedModule;
   WholeParameters(
       std::shared_ptr<detail::Net> net,
-      Region region,
       WholeParametersOptions options);
-  std::shared_ptr<detail::Net> net_; // null: moved away
-  Region region_;
+  std::shared_ptr<detail::Net> net_; // null: closed
   WholeParametersOptions options_;
 };
 
@@ -109,8 +113,10 @@ class FSDP_API ShardedModule {
   ShardedModule& operator=(ShardedModule&&) noexcept;
   virtual ~ShardedModule();
 
-  /// All parameters, unit by unit, each once; ignored ones at the end.
+  /// All parameters in order of registration, each once, also ignored ones. A
+  /// tied parameter has the name of its first place.
   std::vector<at::Tensor> parameters() const;
+  std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
 
   /// The whole shape of a parameter, by its fully qualified name.
   std::vector<int64_t> full_sizes(const std::string& name) const;
@@ -123,7 +129,7 @@ class FSDP_API ShardedModule {
   /// Gradients of backward passes that end while it lives are not reduced.
   [[nodiscard]] NoSync no_sync();
 
-  /// All parameters whole at once. Throws inside of a region. Collective.
+  /// All parameters as whole tensors. Throws inside of a region. Collective.
   [[nodiscard]] WholeParameters whole_parameters(
       WholeParametersOptions options = {});
 
@@ -177,12 +183,20 @@ class FSDP_API ShardedModule {
 
   /// Runs `call` in a region; an exception abandons the region and is rethrown.
   template <class F>
-  decltype(auto) in_region(F&& call);
+  std::invoke_result_t<F> in_region(F&& call);
 
   const std::shared_ptr<detail::Net>& net() const;
 
  private:
+  template <class F>
+  void shard(
+      F&& choose_units,
+      torch::nn::Module* module,
+      const World& world,
+      const Options& options);
+
   std::shared_ptr<detail::Net> net_;
+  std::vector<std::pair<std::string, at::Tensor>> parameters_;
   std::vector<std::pair<std::string, at::Tensor>> ignored_;
 };
 
@@ -193,16 +207,17 @@ torch::serialize::OutputArchive& operator<<(
     const ShardedModule& net) = delete;
 
 template <class F>
-decltype(auto) ShardedModule::in_region(F&& call) {
+std::invoke_result_t<F> ShardedModule::in_region(F&& call) {
+  using Result = std::invoke_result_t<F>; // T, T& or T&&
   Region open = region();
   try {
-    if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
+    if constexpr (std::is_void_v<Result>) {
       std::forward<F>(call)();
       open.close();
     } else {
-      decltype(auto) result = std::forward<F>(call)();
+      Result result = std::forward<F>(call)();
       open.close();
-      return static_cast<decltype(result)>(result);
+      return std::forward<Result>(result); // moves a T
     }
   } catch (const std::exception& error) {
     open.abandon(error);

@@ -34,6 +34,8 @@ class FSDP_API UnitPolicy {
     std::function<std::optional<UnitOptions>(const Candidate&)> match;
     /// All matches form one unit instead of one unit each.
     bool together = false;
+    /// Patterns of names, each of which must match a module.
+    std::vector<std::string> patterns = {};
   };
 
   UnitPolicy() = default;

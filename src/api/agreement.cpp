@@ -10,6 +10,8 @@
 #include <c10/util/irange.h>
 
 #include <algorithm>
+#include <exception>
+#include <iomanip>
 #include <sstream>
 
 namespace fsdp::detail {
@@ -68,6 +70,31 @@ uint64_t checksum(const at::Tensor& tensor) {
   return hash;
 }
 
+void fail_together(
+    const World& world,
+    const std::function<void()>& prepare) {
+  std::exception_ptr error;
+  std::string text;
+  try {
+    prepare();
+  } catch (const std::exception& caught) {
+    error = std::current_exception();
+    text = text_of(caught);
+  }
+  const auto texts = communicate([&] {
+    return world.communicator().exchange(text, "preparation of the net");
+  });
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  for (const auto rank : c10::irange(texts.size())) {
+    TORCH_CHECK_VALUE(
+        texts[rank].empty(),
+        rank_text(static_cast<int>(rank), world.size()), " failed: ",
+        texts[rank]);
+  }
+}
+
 void check_same_lines(
     const World& world,
     const std::vector<std::string>& lines,
@@ -105,9 +132,11 @@ void check_agreement(
     CompareValues values) {
   std::vector<std::string> lines;
   lines.push_back(std::string("libfsdp ") + version());
-  lines.push_back(
-      "gradient_divide_factor " + std::to_string(settings.divide_factor) +
-      ", slots " + std::to_string(settings.slots));
+  std::ostringstream options;
+  options << std::setprecision(17) << "gradient_divide_factor "
+          << settings.divide_factor << ", slots " << settings.slots
+          << ", sync_module_states " << (values == CompareValues::kNo);
+  lines.push_back(options.str());
   for (const auto& unit : specs) {
     lines.push_back(describe(unit));
     for (const auto& parameter : unit.parameters) {

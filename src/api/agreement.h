@@ -6,11 +6,17 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace fsdp::detail {
+
+/// Runs `prepare` on this rank; when it throws on some rank, all ranks throw: the
+/// rank itself what it threw, the others a c10::ValueError with the text of the
+/// first that failed. Collective.
+void fail_together(const World& world, const std::function<void()>& prepare);
 
 /// Compares on all ranks what `specs` and `settings` say: units, names, shapes,
 /// dtypes, flags and options, and, when `values` is set, a checksum of every

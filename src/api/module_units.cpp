@@ -1,5 +1,6 @@
 #include "api/module_units.h"
 
+#include "api/name_pattern.h"
 #include "api/unit_marks.h"
 
 #include <c10/util/irange.h>
@@ -138,6 +139,17 @@ class UnitChooser {
 
   void check_all_matched() const {
     for (const auto rule : c10::irange(rules_.size())) {
+      for (const auto& pattern : rules_[rule].patterns) {
+        TORCH_CHECK_VALUE(
+            std::any_of(
+                nodes_.begin(),
+                nodes_.end(),
+                [&](const Node& node) {
+                  return name_matches(pattern, node.name);
+                }),
+            "fsdp: unit policy ", rules_[rule].description, ": \"", pattern,
+            "\" matches no module. The model has:", list_of_modules());
+      }
       TORCH_CHECK_VALUE(
           matches_[rule] > 0,
           "fsdp: unit policy ", rules_[rule].description,
@@ -224,9 +236,10 @@ UnitSpec spec_of(
   UnitSpec spec;
   spec.name = name.empty() ? "(root)" : name;
   spec.strategy = unit.strategy().value_or(options.strategy());
-  const bool reshard = unit.reshard_after_forward().value_or(true);
-  if (!reshard && spec.strategy == Strategy::kFullShard) {
-    spec.strategy = Strategy::kShardGradOp;
+  const bool sharded = spec.strategy != Strategy::kNoShard;
+  if (sharded && unit.reshard_after_forward().has_value()) {
+    spec.strategy = *unit.reshard_after_forward() ? Strategy::kFullShard
+                                                  : Strategy::kShardGradOp;
   }
   spec.mixed_precision =
       unit.mixed_precision().value_or(options.mixed_precision());
@@ -238,23 +251,29 @@ class Collector {
  public:
   explicit Collector(const Options& options) : ignore_(options.ignore()) {}
 
+  /// A tensor that is ignored under one of its names is ignored. Before add().
+  void note(const std::string& name, const at::Tensor& tensor) {
+    if (ignore_.contains(name)) {
+      ignored_.insert(tensor.unsafeGetTensorImpl());
+    }
+  }
+
   void add(UnitSpec& unit, const std::string& name, const at::Tensor& tensor) {
     const auto* identity = tensor.unsafeGetTensorImpl();
+    if (ignored_.count(identity) > 0) {
+      if (ignored_seen_.insert(identity).second) {
+        result_.ignored.emplace_back(name, tensor);
+        result_.parameters.emplace_back(name, tensor);
+      }
+      return;
+    }
     const auto known = seen_.find(identity);
     if (known != seen_.end()) {
       known->second.first->parameters[known->second.second].names.push_back(
           name);
       return;
     }
-    if (ignore_.contains(name)) {
-      if (ignored_seen_.insert(identity).second) {
-        ignored.emplace_back(name, tensor);
-      }
-      return;
-    }
-    if (ignored_seen_.count(identity) > 0) {
-      return;
-    }
+    result_.parameters.emplace_back(name, tensor);
     seen_.emplace(identity, std::make_pair(&unit, unit.parameters.size()));
     Parameter parameter;
     parameter.tensor = tensor;
@@ -266,17 +285,31 @@ class Collector {
     ignore_.check_all_used();
     std::erase_if(
         units, [](const UnitSpec& unit) { return unit.parameters.empty(); });
-    return {std::move(units), std::move(ignored)};
+    result_.units = std::move(units);
+    return std::move(result_);
   }
 
-  std::vector<std::pair<std::string, at::Tensor>> ignored;
-
  private:
+  ModuleUnits result_;
   IgnoreList ignore_;
   std::unordered_map<const c10::TensorImpl*, std::pair<UnitSpec*, size_t>>
       seen_;
+  std::unordered_set<const c10::TensorImpl*> ignored_;
   std::unordered_set<const c10::TensorImpl*> ignored_seen_;
 };
+
+/// Calls visit(node, name, tensor) for all parameters of the tree.
+template <class F>
+void each_parameter_of(Tree& tree, F&& visit) {
+  for (const auto& node : tree.nodes()) {
+    for (const auto& parameter :
+         node.module->named_parameters(/*recurse=*/false)) {
+      if (parameter.value().defined()) {
+        visit(node, join(node.name, parameter.key()), parameter.value());
+      }
+    }
+  }
+}
 
 } // namespace
 
@@ -288,17 +321,15 @@ ModuleUnits units_of(torch::nn::Module& module, const Options& options) {
     units.push_back(spec_of(choice.name, choice.options, options));
   }
   Collector collector(options);
-  for (const auto& node : tree.nodes()) {
-    for (const auto& parameter :
-         node.module->named_parameters(/*recurse=*/false)) {
-      if (parameter.value().defined()) {
-        collector.add(
-            units[node.unit],
-            join(node.name, parameter.key()),
-            parameter.value());
-      }
-    }
-  }
+  each_parameter_of(
+      tree, [&](const Node&, const std::string& name, const at::Tensor& tensor) {
+        collector.note(name, tensor);
+      });
+  each_parameter_of(
+      tree,
+      [&](const Node& node, const std::string& name, const at::Tensor& tensor) {
+        collector.add(units[node.unit], name, tensor);
+      });
   return collector.finish(std::move(units));
 }
 

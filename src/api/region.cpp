@@ -61,20 +61,26 @@ NoSync::~NoSync() {
 
 WholeParameters::WholeParameters(
     std::shared_ptr<detail::Net> net,
-    Region region,
     WholeParametersOptions options)
-    : net_(std::move(net)), region_(std::move(region)), options_(options) {
-  net_->pin_all();
+    : net_(std::move(net)), options_(options) {
+  net_->open_whole();
 }
 
 WholeParameters::WholeParameters(WholeParameters&& other) noexcept
-    : net_(std::move(other.net_)),
-      region_(std::move(other.region_)),
-      options_(other.options_) {}
+    : net_(std::move(other.net_)), options_(other.options_) {}
 
 WholeParameters::~WholeParameters() {
-  if (net_ != nullptr) {
-    net_->unpin_all(
+  const auto net = net_;
+  try {
+    close();
+  } catch (const std::exception&) {
+    net->remember_error(std::current_exception());
+  }
+}
+
+void WholeParameters::close() {
+  if (const auto net = std::exchange(net_, nullptr)) {
+    net->close_whole(
         options_.write_back ? detail::Writes::kKeep : detail::Writes::kDrop);
   }
 }

@@ -5,12 +5,13 @@
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
 #include "runtime/net.h"
+#include "runtime/view_base.h"
 #include "runtime/tensor_bytes.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/irange.h>
 
-#include <map>
+#include <cmath>
 #include <unordered_map>
 
 namespace fsdp {
@@ -54,33 +55,54 @@ void check_parameter(const Parameter& parameter, const World& world) {
       " only.");
 }
 
-/// Two tensors on one storage would each get their own shard, and come apart.
+template <class F>
+void each_parameter(const std::vector<detail::UnitSpec>& units, F&& visit) {
+  for (const auto& unit : units) {
+    for (const auto& parameter : unit.parameters) {
+      visit(parameter);
+    }
+  }
+}
+
+/// Two tensors on one storage would each get their own shard, and come apart; a
+/// view that somebody holds would keep the values of now.
 void check_storages(
     const std::vector<detail::UnitSpec>& units,
     const World& world) {
   std::unordered_map<const c10::StorageImpl*, std::string> owners;
-  for (const auto& unit : units) {
-    for (const auto& parameter : unit.parameters) {
-      check_parameter(parameter, world);
-      if (parameter.tensor.numel() == 0) {
-        continue;
-      }
-      const auto& storage = parameter.tensor.storage();
-      const auto [owner, fresh] =
-          owners.emplace(storage.unsafeGetStorageImpl(), parameter.name());
-      TORCH_CHECK_VALUE(
-          fresh,
-          "fsdp: parameters '", owner->second, "' and '", parameter.name(),
-          "' share one storage but are two tensors, so sharding would untie"
-          " them. Register the same tensor at both places.");
-      TORCH_CHECK_VALUE(
-          storage.use_count() == 1,
-          "fsdp: somebody else holds a view of parameter '", parameter.name(),
-          "' (", rank_text(world.rank(), world.size()), "), which would keep the"
-          " values of now for ever. Make the view after sharding, where it is"
-          " used, or clone() it.");
+  each_parameter(units, [&](const Parameter& parameter) {
+    check_parameter(parameter, world);
+    if (parameter.tensor.numel() == 0) {
+      return;
     }
-  }
+    const auto [owner, fresh] = owners.emplace(
+        parameter.tensor.storage().unsafeGetStorageImpl(), parameter.name());
+    TORCH_CHECK_VALUE(
+        fresh,
+        "fsdp: parameters '", owner->second, "' and '", parameter.name(),
+        "' share one storage but are two tensors, so sharding would untie them."
+        " Register the same tensor at both places.");
+  });
+  each_parameter(units, [&](const Parameter& parameter) {
+    TORCH_CHECK_VALUE(
+        parameter.tensor.numel() == 0 ||
+            detail::is_sole_user_of_storage(parameter.tensor),
+        "fsdp: somebody else holds a view of parameter '", parameter.name(),
+        "' (", rank_text(world.rank(), world.size()), "), which would keep the"
+        " values of now for ever. Make the view after sharding, where it is"
+        " used, or clone() it.");
+  });
+}
+
+void check_options(const Options& options) {
+  const auto factor = options.gradient_divide_factor().value_or(1.0);
+  TORCH_CHECK_VALUE(
+      std::isfinite(factor) && factor != 0.0,
+      "fsdp: Options::gradient_divide_factor must be a number other than 0, but"
+      " got ", factor, ". Use 1 to keep the sum of the gradients.");
+  TORCH_CHECK_VALUE(
+      options.slots() >= 1,
+      "fsdp: Options::slots must be at least 1, but got ", options.slots(), ".");
 }
 
 std::vector<std::pair<std::string, at::Tensor>> all_tensors(
@@ -109,18 +131,10 @@ std::shared_ptr<detail::Net> make_net(
     detail::ModuleUnits& units,
     torch::nn::Module* module,
     const Options& options) {
-  check_storages(units.units, world);
   detail::NetSettings settings;
   settings.divide_factor =
       options.gradient_divide_factor().value_or(world.size());
   settings.slots = options.slots();
-  TORCH_CHECK_VALUE(
-      settings.divide_factor != 0.0,
-      "fsdp: Options::gradient_divide_factor must not be 0. Use 1 to keep the"
-      " sum of the gradients.");
-  TORCH_CHECK_VALUE(
-      settings.slots >= 1,
-      "fsdp: Options::slots must be at least 1, but got ", settings.slots, ".");
   detail::check_agreement(
       world,
       units.units,
@@ -144,19 +158,44 @@ void ShardedModule::shard_module(
     const std::shared_ptr<torch::nn::Module>& module,
     World world,
     const Options& options) {
-  TORCH_CHECK_VALUE(
-      module != nullptr, "fsdp: the module to shard is null. Construct it first.");
-  auto units = detail::units_of(*module, options);
-  net_ = make_net(world, units, module.get(), options);
-  ignored_ = std::move(units.ignored);
+  shard(
+      [&] {
+        TORCH_CHECK_VALUE(
+            module != nullptr,
+            "fsdp: the module to shard is null. Construct it first.");
+        return detail::units_of(*module, options);
+      },
+      module.get(),
+      world,
+      options);
 }
 
 void ShardedModule::shard_tensors(
     NamedUnits named,
     World world,
     const Options& options) {
-  auto units = detail::units_of(std::move(named), options);
-  net_ = make_net(world, units, nullptr, options);
+  shard(
+      [&] { return detail::units_of(std::move(named), options); },
+      nullptr,
+      world,
+      options);
+}
+
+template <class F>
+void ShardedModule::shard(
+    F&& choose_units,
+    torch::nn::Module* module,
+    const World& world,
+    const Options& options) {
+  detail::ModuleUnits units;
+  detail::fail_together(world, [&] {
+    check_options(options);
+    units = choose_units();
+    check_storages(units.units, world);
+  });
+  net_ = make_net(world, units, module, options);
+  parameters_ = std::move(units.parameters);
+  ignored_ = std::move(units.ignored);
 }
 
 const std::shared_ptr<detail::Net>& ShardedModule::net() const {
@@ -166,16 +205,18 @@ const std::shared_ptr<detail::Net>& ShardedModule::net() const {
 }
 
 std::vector<at::Tensor> ShardedModule::parameters() const {
+  net(); // throws when there is none
   std::vector<at::Tensor> tensors;
-  each_group(*net(), [&](const FlatGroup& group) {
-    for (const auto& parameter : group.parameters()) {
-      tensors.push_back(parameter.tensor);
-    }
-  });
-  for (const auto& [name, tensor] : ignored_) {
+  for (const auto& [name, tensor] : parameters_) {
     tensors.push_back(tensor);
   }
   return tensors;
+}
+
+std::vector<std::pair<std::string, at::Tensor>>
+ShardedModule::named_parameters() const {
+  net();
+  return parameters_;
 }
 
 std::vector<int64_t> ShardedModule::full_sizes(const std::string& name) const {
@@ -217,11 +258,7 @@ NoSync ShardedModule::no_sync() {
 
 WholeParameters ShardedModule::whole_parameters(
     WholeParametersOptions options) {
-  TORCH_CHECK_VALUE(
-      !net()->in_region(),
-      "fsdp: whole_parameters inside of a region (", net()->rank_text(),
-      "). Close the region first.");
-  return WholeParameters(net(), region(), options);
+  return WholeParameters(net(), options);
 }
 
 void ShardedModule::unshard() {
@@ -239,8 +276,7 @@ void ShardedModule::unwrap_parameters() {
     const detail::InternalGuard internal;
     each_group(*net(), [&](const FlatGroup& group) {
       for (const auto& parameter : group.parameters()) {
-        auto copy = parameter.tensor.detach().to(group.dtype(), false, true);
-        whole.emplace_back(parameter.tensor, std::move(copy));
+        whole.emplace_back(parameter.tensor, parameter.tensor.clone());
       }
     });
   }

@@ -28,7 +28,12 @@ Touch touch(const at::Tensor& weight) {
   auto* group = storage->tag->group.load();
   TORCH_CHECK_VALUE(
       group != nullptr && group->net().in_region(),
-      "fsdp: touch of a weight outside of a region. Hold net.region().");
+      "fsdp: touch of ",
+      group == nullptr
+          ? "a weight of a net that was destroyed."
+          : "parameter '" + group->name_at(weight.storage_offset()) +
+              "' outside of a region (" + group->net().rank_text() +
+              "). Hold net.region().");
   return Touch(std::make_unique<Touch::State>(group));
 }
 

@@ -1,15 +1,17 @@
 #include <fsdp/units.h>
 
+#include "api/name_pattern.h"
+
 #include <fnmatch.h>
 
 #include <algorithm>
 
 namespace fsdp {
 
-namespace {
-
-/// fnmatch keeps `*` inside one part of a path; a dotted name is such a path.
-bool matches(const std::string& pattern, const std::string& name) {
+bool detail::name_matches(
+    const std::string& pattern,
+    const std::string& name) {
+  // fnmatch keeps `*` inside one part of a path; a dotted name is such a path.
   auto as_path = [](std::string text) {
     std::replace(text.begin(), text.end(), '.', '/');
     return text;
@@ -18,6 +20,8 @@ bool matches(const std::string& pattern, const std::string& name) {
              as_path(pattern).c_str(), as_path(name).c_str(), FNM_PATHNAME) ==
       0;
 }
+
+namespace {
 
 std::string quoted(const std::vector<std::string>& patterns) {
   std::string text;
@@ -37,8 +41,9 @@ UnitPolicy named(const std::string& pattern, const UnitOptions& options) {
   return UnitPolicy(
       {"named(\"" + pattern + "\")",
        [=](const UnitPolicy::Candidate& each) -> std::optional<UnitOptions> {
-         return matches(pattern, each.name) ? std::optional(options)
-                                            : std::nullopt;
+         return detail::name_matches(pattern, each.name)
+             ? std::optional(options)
+             : std::nullopt;
        }});
 }
 
@@ -52,11 +57,12 @@ UnitPolicy together(
   UnitPolicy::Rule rule;
   rule.description = "together({" + quoted(patterns) + "})";
   rule.together = true;
+  rule.patterns = patterns;
   rule.match =
       [=](const UnitPolicy::Candidate& each) -> std::optional<UnitOptions> {
     const bool any = std::any_of(
         patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-          return matches(pattern, each.name);
+          return detail::name_matches(pattern, each.name);
         });
     return any ? std::optional(options) : std::nullopt;
   };

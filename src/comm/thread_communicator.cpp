@@ -192,9 +192,11 @@ class ThreadCommunicator : public Communicator {
   void leave_for_good() { place_->leave_for_good(); }
 
  private:
-  ThreadGroup::Ticket issue(Call call, std::span<const std::byte> contribution);
+  ThreadGroup::Ticket issue(
+      const Call& call,
+      std::span<const std::byte> contribution);
   std::unique_ptr<Work> start(
-      Call call,
+      const Call& call,
       std::span<const std::byte> contribution,
       ThreadWork::Deliver deliver);
 
@@ -204,28 +206,29 @@ class ThreadCommunicator : public Communicator {
 };
 
 ThreadGroup::Ticket ThreadCommunicator::issue(
-    Call call,
+    const Call& call,
     std::span<const std::byte> contribution) {
   return group_->issue(
-      rank_, std::move(call), Bytes(contribution.begin(), contribution.end()));
+      rank_, call, Bytes(contribution.begin(), contribution.end()));
 }
 
 std::unique_ptr<Work> ThreadCommunicator::start(
-    Call call,
+    const Call& call,
     std::span<const std::byte> contribution,
     ThreadWork::Deliver deliver) {
   return std::make_unique<ThreadWork>(
-      group_, issue(std::move(call), contribution), std::move(deliver));
+      group_, issue(call, contribution), std::move(deliver));
 }
 
 std::unique_ptr<Work> ThreadCommunicator::all_gather(
     std::span<std::byte> buffer,
     std::string what) {
-  Call call = all_gather_call(std::ssize(buffer), size(), std::move(what));
+  const Call call =
+      all_gather_call(std::ssize(buffer), size(), std::move(what));
   const size_t slice = buffer.size() / static_cast<size_t>(size());
   const auto mine = static_cast<size_t>(rank_);
   return start(
-      std::move(call),
+      call,
       buffer.subspan(mine * slice, slice),
       [buffer, slice, mine](const Operation& operation) {
         for (size_t r = 0; r < operation.contributions.size(); ++r) {
@@ -243,16 +246,13 @@ std::unique_ptr<Work> ThreadCommunicator::reduce_scatter(
     DType dtype,
     std::span<const int64_t> cuts,
     std::string what) {
-  Call call = reduce_scatter_call(
+  const Call call = reduce_scatter_call(
       std::ssize(input), dtype, cuts, size(), std::move(what));
   check_output(call, rank_, std::ssize(output));
   const int64_t first_numel = cuts[static_cast<size_t>(rank_)];
-  return start(
-      std::move(call),
-      input,
-      [output, first_numel](const Operation& operation) {
-        reduce_contributions(operation, output, first_numel);
-      });
+  return start(call, input, [output, first_numel](const Operation& operation) {
+    reduce_contributions(operation, output, first_numel);
+  });
 }
 
 std::unique_ptr<Work> ThreadCommunicator::all_reduce(
@@ -260,8 +260,9 @@ std::unique_ptr<Work> ThreadCommunicator::all_reduce(
     DType dtype,
     ReduceOp op,
     std::string what) {
-  Call call = all_reduce_call(std::ssize(buffer), dtype, op, std::move(what));
-  return start(std::move(call), buffer, [buffer](const Operation& operation) {
+  const Call call =
+      all_reduce_call(std::ssize(buffer), dtype, op, std::move(what));
+  return start(call, buffer, [buffer](const Operation& operation) {
     reduce_contributions(operation, buffer, 0);
   });
 }
@@ -270,10 +271,11 @@ std::unique_ptr<Work> ThreadCommunicator::broadcast(
     std::span<std::byte> buffer,
     int root,
     std::string what) {
-  Call call = broadcast_call(std::ssize(buffer), root, size(), std::move(what));
+  const Call call =
+      broadcast_call(std::ssize(buffer), root, size(), std::move(what));
   const bool is_root = root == rank_;
   return start(
-      std::move(call),
+      call,
       is_root ? buffer : std::span<std::byte>(),
       [buffer, root, is_root](const Operation& operation) {
         if (!is_root) {

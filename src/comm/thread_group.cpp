@@ -38,8 +38,10 @@ ThreadGroup::ThreadGroup(int size, std::chrono::milliseconds timeout)
   members_.resize(static_cast<size_t>(size));
 }
 
-ThreadGroup::Ticket
-ThreadGroup::issue(int rank, Call call, std::vector<std::byte> contribution) {
+ThreadGroup::Ticket ThreadGroup::issue(
+    int rank,
+    const Call& call,
+    std::vector<std::byte> contribution) {
   const std::lock_guard lock(mutex_);
   const std::shared_ptr<Epoch> epoch = epoch_of(member(rank));
   const uint64_t number = member(rank).sequence;
@@ -55,7 +57,7 @@ ThreadGroup::issue(int rank, Call call, std::vector<std::byte> contribution) {
     slot->first_rank = rank;
     slot->contributions.resize(members_.size());
   }
-  const Ticket ticket{rank, epoch, slot};
+  Ticket ticket{rank, epoch, slot};
   if (ticket.operation->call == call) {
     publish(ticket, std::move(contribution));
   } else {

@@ -81,7 +81,7 @@ class ThreadGroup {
 
   /// Publishes the contribution of `rank` to its next operation. Never waits.
   /// Throws CommunicationError when the rank's epoch ends before it.
-  Ticket issue(int rank, Call call, std::vector<std::byte> contribution);
+  Ticket issue(int rank, const Call& call, std::vector<std::byte> contribution);
 
   /// Whether await() would not wait.
   bool ready(const Ticket& ticket) const;

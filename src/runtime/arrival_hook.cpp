@@ -28,6 +28,9 @@ class ArrivalHook final : public PostAccumulateGradHook {
       return;
     }
     const auto gradient = std::exchange(variable.mutable_grad(), {});
+    if (!gradient.defined()) {
+      return; // frozen after its use: the engine calls all the same
+    }
     group->net().gradient_arrived(*group, index_, gradient);
   }
 
@@ -97,13 +100,10 @@ void remove_arrival_hooks(FlatGroup& group) {
   }
 }
 
-void run_replaced_hooks(FlatGroup& group) {
-  for (const auto& parameter : group.parameters()) {
-    auto* hook = hook_of(parameter.tensor);
-    if (hook != nullptr && hook->replaced() &&
-        parameter.tensor.grad().defined()) {
-      (*hook->replaced())(parameter.tensor);
-    }
+void run_replaced_hook(const at::Tensor& parameter) {
+  auto* hook = hook_of(parameter);
+  if (hook != nullptr && hook->replaced()) {
+    (*hook->replaced())(parameter);
   }
 }
 

@@ -18,8 +18,8 @@ void install_arrival_hooks(FlatGroup& group);
 /// Gives the slots back to the program.
 void remove_arrival_hooks(FlatGroup& group);
 
-/// Runs the program's own hooks of parameters with a gradient.
-void run_replaced_hooks(FlatGroup& group);
+/// Runs the program's own hook of a parameter that has got a gradient.
+void run_replaced_hook(const at::Tensor& parameter);
 
 /// The net that takes the gradients of `variable`, or null.
 Net* net_of(const at::Tensor& variable);

@@ -10,6 +10,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include <torch/csrc/autograd/anomaly_mode.h>
+
+#include <atomic>
 #include <mutex>
 
 namespace fsdp::detail {
@@ -59,10 +62,21 @@ class BackwardRegions {
   std::vector<std::shared_ptr<Net>> open_;
 };
 
+/// Another engine that the program has installed, or null. It goes on doing what
+/// it does inside of ours.
+std::atomic<Engine*> program_engine{nullptr};
+
 /// [Note: Regions] Engine::queue_callback would not do: when a pass fails, its
 /// callbacks do not run.
 class BackwardEngine final : public Engine {
  public:
+  BackwardEngine() {
+    // libtorch starts the threads of one engine per process, the first that
+    // executes. Let that be its own, and start those of this one here.
+    Engine::get_base_engine().initialize_device_threads_pool();
+    start_device_threads();
+  }
+
   ~BackwardEngine() override {
     stop();
   }
@@ -77,8 +91,22 @@ class BackwardEngine final : public Engine {
     BackwardRegions regions(roots, accumulate_grad);
     variable_list gradients;
     try {
-      gradients = Engine::execute(
-          roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+      auto* other = program_engine.load();
+      gradients = other != nullptr
+          ? other->execute(
+                roots,
+                inputs,
+                keep_graph,
+                create_graph,
+                accumulate_grad,
+                outputs)
+          : Engine::execute(
+                roots,
+                inputs,
+                keep_graph,
+                create_graph,
+                accumulate_grad,
+                outputs);
     } catch (const std::exception& error) {
       regions.fail(text_of(error));
       throw;
@@ -90,9 +118,23 @@ class BackwardEngine final : public Engine {
     return gradients;
   }
 
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata()
+      override {
+    auto* other = program_engine.load();
+    return other != nullptr ? other->make_anomaly_metadata()
+                            : Engine::make_anomaly_metadata();
+  }
+
   std::unique_ptr<torch::autograd::SavedVariableHooks>
   get_default_saved_variable_hooks() override {
-    return InternalGuard::active() ? nullptr : recipe_hooks();
+    if (InternalGuard::active()) {
+      return nullptr;
+    }
+    auto* other = program_engine.load();
+    auto hooks = recipe_hooks();
+    return hooks != nullptr || other == nullptr
+        ? std::move(hooks)
+        : other->get_default_saved_variable_hooks();
   }
 };
 
@@ -104,10 +146,20 @@ Engine& backward_engine() {
 } // namespace
 
 void install_backward_engine() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    torch::autograd::set_default_engine_stub(&backward_engine);
-  });
+  static std::mutex mutex;
+  auto& mine = backward_engine();
+  if (&Engine::get_default_engine() == &mine) {
+    return;
+  }
+  const std::lock_guard lock(mutex);
+  auto& current = Engine::get_default_engine();
+  if (&current == &mine) {
+    return;
+  }
+  if (&current != &Engine::get_base_engine()) {
+    program_engine = &current;
+  }
+  torch::autograd::set_default_engine_stub(&backward_engine);
 }
 
 bool inside_backward_pass() {

@@ -16,6 +16,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -74,6 +75,9 @@ class OperatorCall {
   const Groups& written_shards() const { return written_shards_; }
 
   void cast_inputs();
+
+  /// The parameter that gets other contents, if this is such an operator.
+  at::Tensor replaced() const;
 
   /// How to compute the results again, when they depend on weights only.
   std::shared_ptr<const Recipe> recipe(const c10::OperatorHandle& op) const;
@@ -208,21 +212,25 @@ void OperatorCall::classify_gradient(
 
 void OperatorCall::check_gradient_shard() const {
   auto& group = *unit_storage(grad_shard_)->tag->group.load();
-  TORCH_CHECK_VALUE(
-      written_.empty(),
-      "fsdp: ", info_.name, " writes a whole parameter from a gradient shard"
-      " inside a region. Call optimizer.step() after the region has closed.");
   const bool mismatch = info_.is_update && foreign_written_.defined() &&
       foreign_written_.dim() > 0 &&
       foreign_written_.sizes() != grad_shard_.sizes();
+  TORCH_CHECK_VALUE(
+      written_.empty() && !(mismatch && group.net().in_region()),
+      "fsdp: ", info_.name, " combines whole tensors with the gradient shard of"
+      " parameter '", gradient_name(group, grad_shard_), "' inside a region (",
+      group.net().rank_text(),
+      "). Call optimizer.step() after the region has closed.");
   TORCH_CHECK_VALUE(
       !mismatch,
       "fsdp: ", info_.name, " combines a tensor of shape ",
       foreign_written_.defined() ? foreign_written_.sizes()
                                  : at::IntArrayRef{},
-      " with the gradient shard of shape ", grad_shard_.sizes(), " (",
-      group.net().rank_text(), "). Optimizer state from before sharding has whole"
-      " shapes: make the optimizer, or take its first step, after sharding.");
+      " with the gradient shard of parameter '",
+      gradient_name(group, grad_shard_), "', of shape ", grad_shard_.sizes(),
+      " (", group.net().rank_text(), "). Optimizer state from before sharding has"
+      " whole shapes: make the optimizer, or take its first step, after"
+      " sharding.");
   if (group.settings().world_size == 1) {
     return;
   }
@@ -248,6 +256,14 @@ std::shared_ptr<const Recipe> OperatorCall::recipe(
   return candidate ? Recipe::of(op, arguments_) : nullptr;
 }
 
+at::Tensor OperatorCall::replaced() const {
+  if (!info_.replaces_contents || !arguments_.front().isTensor()) {
+    return {};
+  }
+  const auto& tensor = arguments_.front().toTensor();
+  return unit_storage(tensor) != nullptr ? tensor : at::Tensor();
+}
+
 /// Of the program, not a weight.
 bool is_input(const at::Tensor& tensor) {
   const auto* storage = unit_storage(tensor);
@@ -255,7 +271,7 @@ bool is_input(const at::Tensor& tensor) {
 }
 
 void OperatorCall::cast_inputs() {
-  if (info_.never_cast || whole_.empty()) {
+  if (whole_.empty()) {
     return;
   }
   const auto dtype = whole_.front()->compute_dtype();
@@ -268,9 +284,9 @@ void OperatorCall::cast_inputs() {
     return tensor.defined() && tensor.is_floating_point() && tensor.dim() > 0 &&
         tensor.scalar_type() != dtype && is_input(tensor);
   };
-  for (size_t i = 0; i < info_.writes.size(); ++i) {
+  for (size_t i = 0; i < info_.casts.size(); ++i) {
     auto& value = stack_[first_ + i];
-    if (info_.writes[i]) {
+    if (!info_.casts[i]) {
       continue;
     }
     if (value.isTensor()) {
@@ -306,6 +322,7 @@ void touch_fallback(
     group->net().shard_written(*group);
   }
   const auto recipe = call.recipe(op);
+  const auto replaced = call.replaced();
   if (call.whole().empty() || info.reads_nothing) {
     op.redispatchBoxed(below, stack);
   } else {
@@ -315,6 +332,10 @@ void touch_fallback(
     }
     call.cast_inputs();
     op.redispatchBoxed(below, stack);
+  }
+  if (replaced.defined()) {
+    // A graph that has read the old contents would read the new ones.
+    torch::autograd::impl::bump_version(replaced);
   }
   if (recipe != nullptr) {
     attach_recipe(

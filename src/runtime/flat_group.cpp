@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/irange.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <exception>
@@ -109,7 +110,41 @@ void FlatGroup::copy_in_and_switch() {
         layout_.interval(i).begin,
         Touched::kYes);
     take_over(i, dtype_);
+    const auto old = parameter.tensor.storage();
     switch_to(parameter.tensor, parameter.sharded);
+    if (old.use_count() > 1) {
+      // A parameter that was made as a view keeps its base, and nobody else does.
+      old.unsafeGetStorageImpl()->set_data_ptr_noswap(
+          c10::DataPtr(nullptr, device_));
+      old.unsafeGetStorageImpl()->set_nbytes(0);
+    }
+  }
+}
+
+void FlatGroup::check_plain(const Parameter& parameter) const {
+  const auto& tensor = parameter.tensor;
+  TORCH_CHECK_VALUE(
+      tensor.scalar_type() == dtype_,
+      "fsdp: parameter '", parameter.name(), "' was given another dtype after"
+      " sharding (", where(), "): expected ", dtype_, ", but got ",
+      tensor.scalar_type(), ". Convert the model before it is sharded.");
+  TORCH_CHECK_VALUE(
+      tensor.sizes() == at::IntArrayRef(parameter.sizes),
+      "fsdp: parameter '", parameter.name(), "' was replaced by a tensor of"
+      " another size (", where(), "): expected shape ",
+      at::IntArrayRef(parameter.sizes), ", but got ", tensor.sizes(), ".");
+}
+
+void FlatGroup::adopt_replaced() {
+  for (const auto i : c10::irange(layout_.size())) {
+    auto& parameter = parameters_[i];
+    if (plain_) {
+      check_plain(parameter);
+    } else if (unit_storage(parameter.tensor) != shard_storage_.get()) {
+      take_over(i, dtype_);
+      switch_to(parameter.tensor, parameter.sharded);
+      discard(); // a copy that was kept whole is stale
+    }
   }
 }
 
@@ -117,11 +152,7 @@ void FlatGroup::enter_region() {
   if (plain_) {
     return;
   }
-  for (const auto i : c10::irange(layout_.size())) {
-    auto& parameter = parameters_[i];
-    if (unit_storage(parameter.tensor) != shard_storage_.get()) {
-      take_over(i, dtype_);
-    }
+  for (auto& parameter : parameters_) {
     switch_to(parameter.tensor, parameter.whole);
   }
 }
@@ -175,9 +206,19 @@ void FlatGroup::take_over(int64_t index, at::ScalarType accepted) {
   shard_.narrow(0, target.begin, target.numel()).copy_(flat);
 }
 
-at::Tensor FlatGroup::own_slot() const {
+at::Tensor FlatGroup::own_slot(const at::Tensor& whole) const {
   const auto slice = layout_.slice(position());
-  return gathered_.narrow(0, slice.begin, slice.numel());
+  return whole.narrow(0, slice.begin, slice.numel());
+}
+
+void FlatGroup::gather_into(const at::Tensor& whole) {
+  own_slot(whole).copy_(shard_);
+  if (layout_.world_size() > 1) {
+    gather_ = communicate([&] {
+      return communicator_->all_gather(
+          bytes_of(whole), "all_gather of unit '" + settings_.unit_name + "'");
+    });
+  }
 }
 
 void FlatGroup::start_gather() {
@@ -188,14 +229,7 @@ void FlatGroup::start_gather() {
   gathered_ = at::empty(
       {layout_.total_numel()},
       at::TensorOptions(compute_dtype_).device(device_));
-  own_slot().copy_(shard_);
-  if (layout_.world_size() > 1) {
-    gather_ = communicate([&] {
-      return communicator_->all_gather(
-          bytes_of(gathered_),
-          "all_gather of unit '" + settings_.unit_name + "'");
-    });
-  }
+  gather_into(gathered_);
 }
 
 void FlatGroup::finish_gather() {
@@ -214,6 +248,15 @@ void FlatGroup::finish_gather() {
                                  : gathered_.data_ptr());
   whole_ = true;
   written_ = false;
+}
+
+void FlatGroup::prepare_write() {
+  if (whole_ && alias_ && !gathered_.defined() && layout_.total_numel() > 0) {
+    const InternalGuard internal;
+    gathered_ = shard_.clone();
+    give_memory(*whole_storage_, gathered_.data_ptr());
+  }
+  written_ = true;
 }
 
 void FlatGroup::flush_writes() {
@@ -242,11 +285,11 @@ void FlatGroup::discard() {
 }
 
 void FlatGroup::write_back() {
-  if (alias_ || layout_.total_numel() == 0) {
+  if (!gathered_.defined()) {
     return;
   }
   const InternalGuard internal;
-  const auto slot = own_slot();
+  const auto slot = own_slot(gathered_);
   if (compute_dtype_ == dtype_) {
     shard_.copy_(slot);
     return;
@@ -254,6 +297,65 @@ void FlatGroup::write_back() {
   // Elements that nobody wrote keep the low bits that the cast dropped.
   const auto changed = shard_.to(compute_dtype_).ne(slot);
   shard_.copy_(at::where(changed, slot.to(dtype_), shard_));
+}
+
+void FlatGroup::open_whole() {
+  const InternalGuard internal;
+  whole_at_rest_ = at::empty(
+      {layout_.total_numel()}, at::TensorOptions(dtype_).device(device_));
+  if (!plain_ && layout_.total_numel() > 0) {
+    gather_into(whole_at_rest_);
+    if (const auto work = std::move(gather_)) {
+      communicate([&] { work->wait(); });
+    }
+  }
+  for (const auto i : c10::irange(layout_.size())) {
+    auto& parameter = parameters_[i];
+    const auto interval = layout_.interval(i);
+    const auto whole =
+        whole_at_rest_.narrow(0, interval.begin, interval.numel())
+            .view(parameter.sizes);
+    if (plain_) {
+      whole.copy_(parameter.tensor);
+      parameter.sharded = parameter.tensor.detach();
+    }
+    switch_to(parameter.tensor, whole);
+  }
+}
+
+void FlatGroup::close_whole(Writes writes) {
+  if (!whole_at_rest_.defined()) {
+    return;
+  }
+  const InternalGuard internal;
+  std::exception_ptr error;
+  for (const auto i : c10::irange(layout_.size())) {
+    auto& parameter = parameters_[i];
+    try {
+      if (writes == Writes::kKeep) {
+        if (plain_) {
+          check_plain(parameter);
+          parameter.sharded.copy_(parameter.tensor);
+        } else {
+          take_over(i, dtype_);
+        }
+        torch::autograd::impl::bump_version(parameter.tensor);
+      }
+    } catch (const std::exception&) {
+      error = std::current_exception(); // once all are SHARDED again
+    }
+    switch_to(parameter.tensor, parameter.sharded);
+    if (plain_) {
+      parameter.sharded.reset();
+    }
+  }
+  whole_at_rest_.reset();
+  if (writes == Writes::kKeep) {
+    discard(); // copies that were kept whole are stale
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
 }
 
 int64_t FlatGroup::shard_bytes() const {
@@ -265,7 +367,11 @@ int64_t FlatGroup::shard_bytes() const {
 }
 
 int64_t FlatGroup::gathered_bytes() const {
-  return gathered_.defined() ? static_cast<int64_t>(gathered_.nbytes()) : 0;
+  int64_t bytes = 0;
+  for (const auto* buffer : {&gathered_, &whole_at_rest_}) {
+    bytes += buffer->defined() ? static_cast<int64_t>(buffer->nbytes()) : 0;
+  }
+  return bytes;
 }
 
 const std::string& FlatGroup::name_at(int64_t offset) const {

@@ -34,6 +34,8 @@ struct Parameter {
   const std::string& name() const { return names.front(); }
 };
 
+enum class Writes : uint8_t { kKeep, kDrop };
+
 /// What decides how the parameters of a unit are stored and used.
 struct GroupSettings {
   std::string unit_name;
@@ -91,10 +93,19 @@ class FlatGroup {
   /// Position of this rank in the layout.
   int position() const { return replicated() ? 0 : settings_.rank; }
 
-  /// SHARDED to RELEASED, and back. Parameters whose contents the program
-  /// replaced (set_data, torch::load) are taken over first.
+  /// Takes over parameters whose contents the program replaced (set_data,
+  /// torch::load). Throws for a size or dtype that does not fit; that parameter
+  /// is left as it is, and the program can take it back.
+  void adopt_replaced();
+
+  /// SHARDED to RELEASED, and back (which takes over what was replaced inside).
   void enter_region();
   void leave_region();
+
+  /// SHARDED to ordinary whole tensors in the dtype at rest, in memory of their
+  /// own, and back. Collective: opening.
+  void open_whole();
+  void close_whole(Writes writes);
 
   /// RELEASED to UNSHARDED: start_gather() issues, finish_gather() waits.
   void start_gather();
@@ -106,8 +117,9 @@ class FlatGroup {
   /// The same, without keeping writes.
   void discard();
 
-  /// An operator writes to whole weights.
-  void mark_written() { written_ = true; }
+  /// An operator is about to write to whole weights. They are a copy until
+  /// release(), so that a failed region leaves no trace.
+  void prepare_write();
   /// Brings writes to this rank's slice while the weights stay whole.
   void flush_writes();
 
@@ -123,7 +135,10 @@ class FlatGroup {
   /// Copies what the parameter holds now into this rank's slice.
   void take_over(int64_t index, at::ScalarType accepted);
   void write_back();
-  at::Tensor own_slot() const; // 1-D, in the gathered buffer
+  void check_plain(const Parameter& parameter) const;
+  /// This rank's part of `whole`, 1-D of all slices.
+  at::Tensor own_slot(const at::Tensor& whole) const;
+  void gather_into(const at::Tensor& whole);
   std::string where() const; // "unit 'layers.0', rank 1/2"
 
   Net& net_;
@@ -148,6 +163,7 @@ class FlatGroup {
   c10::intrusive_ptr<UnitStorage> whole_storage_;
   at::Tensor shard_; // 1-D, this rank's slice
   at::Tensor gathered_; // 1-D, all slices; undefined while RELEASED
+  at::Tensor whole_at_rest_; // 1-D, while open_whole()
   std::unique_ptr<Work> gather_;
   std::string released_message_;
   bool whole_ = false;

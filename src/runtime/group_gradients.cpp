@@ -58,12 +58,14 @@ void GroupGradients::refresh_active() {
   if (active == active_) {
     return;
   }
-  TORCH_CHECK_VALUE(
-      !has_pending(),
-      "fsdp: requires_grad of a parameter of unit '",
-      group_.settings().unit_name,
-      "' changed while gradients of it wait for a reduction (no_sync). Change"
-      " it after a backward pass that synchronises.");
+  for (const auto i : c10::irange(active_.size())) {
+    TORCH_CHECK_VALUE(
+        !has_pending() || active[i] == active_[i],
+        "fsdp: requires_grad of parameter '", group_.parameters()[i].name(),
+        "' changed while gradients of unit '", group_.settings().unit_name,
+        "' wait for a reduction (no_sync). Change it after a backward pass that"
+        " synchronises.");
+  }
   active_ = std::move(active);
   layout_.emplace(group_.layout(), active_);
   expected_.assign(active_.size(), 0);
@@ -244,8 +246,9 @@ void GroupGradients::add_to_grad(int64_t index, const at::Tensor& flat) {
   grad.add_(fresh.view_as(grad));
 }
 
-void GroupGradients::assign() {
+std::vector<at::Tensor> GroupGradients::assign() {
   const InternalGuard internal;
+  std::vector<at::Tensor> assigned;
   if (result_.defined()) {
     if (result_.scalar_type() != group_.dtype()) {
       auto flat = new_flat(result_.numel(), group_.dtype());
@@ -256,6 +259,7 @@ void GroupGradients::assign() {
     for (const auto i : c10::irange(group_.layout().size())) {
       if (present_[i]) {
         add_to_grad(i, result_);
+        assigned.push_back(group_.parameters()[i].tensor);
       }
     }
   }
@@ -263,6 +267,7 @@ void GroupGradients::assign() {
     expected_[i] = active_[i] ? arrivals_[i] : 0;
   }
   drop();
+  return assigned;
 }
 
 void GroupGradients::drop() {

@@ -58,7 +58,8 @@ class GroupGradients {
 
   /// Sets or adds to .grad of the parameters that are present on some rank. The
   /// parameters are SHARDED. Later passes expect as many arrivals as this one.
-  void assign();
+  /// Returns the parameters that have got a gradient.
+  std::vector<at::Tensor> assign();
 
   /// Forgets everything since the last assign().
   void drop();

@@ -27,12 +27,13 @@ std::shared_ptr<Net> Net::make(
 
 Net::Net(World world, NetSettings settings)
     : world_(std::move(world)), settings_(settings) {
-  // Gathers and reductions are two sequences that each rank calls in the same
-  // order by itself, but not always interleaved in the same way.
+  // Gathers, reductions and reports are three sequences that each rank calls in
+  // the same order by itself, but not always interleaved in the same way.
   communicate([&] {
     auto& communicator = world_.communicator();
     gather_communicator_ = communicator.split(0, communicator.rank());
     reduce_communicator_ = communicator.split(0, communicator.rank());
+    report_communicator_ = communicator.split(0, communicator.rank());
   });
 }
 
@@ -47,6 +48,13 @@ void Net::each_group(F&& visit) const {
       visit(*group);
     }
   }
+}
+
+template <class F>
+void Net::each_communicator(F&& visit) const {
+  visit(*gather_communicator_);
+  visit(*reduce_communicator_);
+  visit(*report_communicator_);
 }
 
 void Net::build(std::vector<UnitSpec> specs) {
@@ -64,7 +72,10 @@ void Net::build(std::vector<UnitSpec> specs) {
     install_arrival_hooks(group);
   });
   reducer_ = std::make_unique<Reducer>(
-      groups, reduce_communicator_, settings_.divide_factor);
+      groups,
+      reduce_communicator_,
+      report_communicator_,
+      settings_.divide_factor);
 }
 
 void Net::add_unit(UnitSpec spec, bool any_cast) {
@@ -111,9 +122,11 @@ std::string Net::rank_text() const {
 // Regions.
 
 void Net::check_may_enter() const {
-  if (remembered_error_) {
-    return;
-  }
+  TORCH_CHECK_VALUE(
+      !whole_open_,
+      "fsdp: whole_parameters() is open (", rank_text(), "). Close it before the"
+      " net is called; inside of it the module is an ordinary one:"
+      " module->forward(x).");
   const bool nested = in_region() &&
       (owner_ == std::this_thread::get_id() || inside_backward_pass());
   TORCH_CHECK_VALUE(
@@ -130,12 +143,19 @@ void Net::enter(RegionKind kind, bool accumulates) {
   }
   check_may_enter();
   if (depth_ == 0) {
-    open(kind);
+    note_epochs();
+    try {
+      open(kind);
+    } catch (const std::exception& error) {
+      abandon(text_of(error));
+      throw;
+    }
   }
   ++depth_;
   if (kind == RegionKind::kBackward) {
     accumulated_ = accumulated_ || accumulates;
     if (backward_depth_++ == 0) {
+      each_group([](FlatGroup& group) { install_arrival_hooks(group); });
       set_gradients_aside();
     }
   }
@@ -143,28 +163,33 @@ void Net::enter(RegionKind kind, bool accumulates) {
 
 void Net::open(RegionKind kind) {
   if (kind == RegionKind::kForward) {
+    install_backward_engine();
     for (const auto& unit : units_) {
       if (!unit->held) {
         unit->release(); // what was kept for a backward that never came
       }
     }
   }
-  each_group([](FlatGroup& group) {
-    install_arrival_hooks(group);
-    group.enter_region();
-  });
+  // What may throw comes first: parameters are SHARDED until all is well.
   reducer_->begin_pass();
+  each_group([](FlatGroup& group) { group.adopt_replaced(); });
+  each_group([](FlatGroup& group) { group.enter_region(); });
   owner_ = std::this_thread::get_id();
   records_graph_ = at::GradMode::is_enabled();
   sequence_begin_ = at::sequence_number::peek();
-  gather_epoch_ = gather_communicator_->epoch();
-  reduce_epoch_ = reduce_communicator_->epoch();
   accumulated_ = false;
   broken_.reset();
 }
 
+void Net::note_epochs() {
+  epochs_.clear();
+  each_communicator([&](Communicator& communicator) {
+    epochs_.push_back(communicator.epoch());
+  });
+}
+
 void Net::leave(RegionKind kind) {
-  bool assigned = false;
+  std::vector<at::Tensor> assigned;
   {
     const std::lock_guard lock(mutex_);
     if (kind == RegionKind::kBackward && --backward_depth_ == 0) {
@@ -180,8 +205,8 @@ void Net::leave(RegionKind kind) {
       throw;
     }
   }
-  if (assigned) {
-    run_user_hooks(); // not under the lock: they may use the net
+  for (const auto& parameter : assigned) {
+    run_replaced_hook(parameter); // not under the lock: it may use the net
   }
 }
 
@@ -198,7 +223,7 @@ void Net::release_units() {
   }
 }
 
-bool Net::close() {
+std::vector<at::Tensor> Net::close() {
   forget_recipes();
   release_units();
   switch_back();
@@ -208,14 +233,13 @@ bool Net::close() {
     TORCH_CHECK_WITH(DistBackendError, false, *broken_);
   }
   if (!accumulated_) {
-    return false;
+    return {};
   }
   if (no_sync_ > 0) {
     reducer_->defer();
-    return false;
+    return {};
   }
-  reducer_->settle();
-  return true;
+  return reducer_->settle();
 }
 
 void Net::switch_back() {
@@ -246,12 +270,12 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
 void Net::abandon(const std::string& reason) {
   reducer_->drop();
   // A failure that came from a peer has already ended the epoch.
-  if (gather_communicator_->epoch() == gather_epoch_) {
-    gather_communicator_->signal_failure(reason);
-  }
-  if (reduce_communicator_->epoch() == reduce_epoch_) {
-    reduce_communicator_->signal_failure(reason);
-  }
+  size_t next = 0;
+  each_communicator([&](Communicator& communicator) {
+    if (communicator.epoch() == epochs_.at(next++)) {
+      communicator.signal_failure(reason);
+    }
+  });
 }
 
 void Net::remember_error(std::exception_ptr error) {
@@ -277,10 +301,6 @@ void Net::put_gradients_back() {
     }
   });
   gradients_aside_.clear();
-}
-
-void Net::run_user_hooks() {
-  each_group([](FlatGroup& group) { run_replaced_hooks(group); });
 }
 
 // Touches.
@@ -355,7 +375,7 @@ void Net::unpin(std::span<FlatGroup* const> groups) {
 
 void Net::mark_written(FlatGroup& group) {
   const std::lock_guard lock(mutex_);
-  group.mark_written();
+  group.prepare_write();
 }
 
 void Net::shard_written(FlatGroup& group) {
@@ -384,27 +404,38 @@ void Net::reshard() {
   }
 }
 
-void Net::pin_all() {
+void Net::open_whole() {
   const std::lock_guard lock(mutex_);
-  for (const auto& unit : units_) {
-    unit->gather();
-    ++unit->pins;
-    note_peak();
+  TORCH_CHECK_VALUE(
+      !whole_open_ && !in_region(),
+      "fsdp: whole_parameters() inside of a region, or of another one (",
+      rank_text(), "). Close it first.");
+  note_epochs();
+  try {
+    each_group([](FlatGroup& group) { group.adopt_replaced(); });
+    each_group([](FlatGroup& group) { group.open_whole(); });
+  } catch (const std::exception& error) {
+    each_group([](FlatGroup& group) { group.close_whole(Writes::kDrop); });
+    abandon(text_of(error));
+    throw;
   }
+  whole_open_ = true;
+  note_peak();
 }
 
-void Net::unpin_all(Writes writes) {
+void Net::close_whole(Writes writes) {
   const std::lock_guard lock(mutex_);
-  for (const auto& unit : units_) {
-    --unit->pins;
-    if (writes == Writes::kKeep) {
-      for (const auto& group : unit->groups) {
-        group->mark_written();
-      }
-      unit->release();
-    } else {
-      unit->discard();
+  whole_open_ = false;
+  std::exception_ptr error;
+  each_group([&](FlatGroup& group) {
+    try {
+      group.close_whole(writes);
+    } catch (const std::exception&) {
+      error = std::current_exception();
     }
+  });
+  if (error) {
+    std::rethrow_exception(error);
   }
 }
 

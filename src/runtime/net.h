@@ -31,7 +31,6 @@ struct NetSettings {
   int64_t slots = 2;
 };
 
-enum class Writes : uint8_t { kKeep, kDrop };
 enum class RegionKind : uint8_t { kForward, kBackward };
 
 /// The sharded parameters of one model on one rank: which units are whole, and
@@ -76,18 +75,16 @@ class Net : public std::enable_shared_from_this<Net> {
   void unshard();
   void reshard();
 
-  /// All units whole and pinned inside the current region.
-  void pin_all();
-  /// Ends pin_all(). Without an operator a write is not seen, so kKeep takes all
-  /// values.
-  void unpin_all(Writes writes);
+  /// All parameters as ordinary whole tensors, and back. Collective: opening.
+  void open_whole();
+  void close_whole(Writes writes);
 
   void gradient_arrived(FlatGroup& group, int64_t index, const at::Tensor& gradient);
 
   void add_no_sync(int count) { no_sync_ += count; }
 
   /// Communicator for collectives outside of regions (clipping, scalars).
-  Communicator& communicator() const { return *reduce_communicator_; }
+  Communicator& communicator() const { return *report_communicator_; }
 
   int64_t unreduced_bytes() const;
   int64_t gathered_bytes() const;
@@ -101,24 +98,27 @@ class Net : public std::enable_shared_from_this<Net> {
   void add_unit(UnitSpec spec, bool any_cast);
   void check_may_enter() const;
   void open(RegionKind kind);
-  /// Whether gradients were assigned.
-  bool close();
+  /// Returns the parameters that have got a gradient.
+  std::vector<at::Tensor> close();
+  void note_epochs();
   void release_units();
   void abandon(const std::string& reason);
   void switch_back();
   void set_gradients_aside();
   void put_gradients_back();
-  void run_user_hooks();
   bool keeps_whole(const Unit& unit) const;
   void make_room(const std::vector<Unit*>& needed);
   void note_peak();
   template <class F>
   void each_group(F&& visit) const;
+  template <class F>
+  void each_communicator(F&& visit) const;
 
   World world_;
   NetSettings settings_;
   std::shared_ptr<Communicator> gather_communicator_;
   std::shared_ptr<Communicator> reduce_communicator_;
+  std::shared_ptr<Communicator> report_communicator_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<Reducer> reducer_;
 
@@ -129,8 +129,8 @@ class Net : public std::enable_shared_from_this<Net> {
   bool records_graph_ = false; // grad mode, when this region opened
   std::thread::id owner_;
   uint64_t sequence_begin_ = 0;
-  uint64_t gather_epoch_ = 0; // when this region opened
-  uint64_t reduce_epoch_ = 0;
+  std::vector<uint64_t> epochs_; // of the communicators, when it opened
+  bool whole_open_ = false; // open_whole()
   std::optional<std::string> broken_; // a collective failed in this region
   std::exception_ptr remembered_error_;
   std::vector<at::Tensor> gradients_aside_;

@@ -22,11 +22,14 @@ struct OperatorInfo {
   /// May use a shard with autograd on: it shows or copies what is there.
   bool allowed_on_shard = false;
 
-  /// Its arguments are never cast to the unit's type: their type is the point.
-  bool never_cast = false;
+  /// By argument: may be cast to the unit's type.
+  std::vector<bool> casts;
 
   /// The same arguments give the same values: it draws no random numbers.
   bool repeatable = true;
+
+  /// Gives its first argument other contents.
+  bool replaces_contents = false;
 
   /// Reads a gradient as a part of something global; on a shard that is wrong.
   bool is_norm = false;

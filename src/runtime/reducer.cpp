@@ -25,12 +25,13 @@ struct Reducer::Report {
 
 Reducer::Reducer(
     const std::vector<FlatGroup*>& groups,
-    std::shared_ptr<Communicator> communicator,
+    const std::shared_ptr<Communicator>& reduce_communicator,
+    std::shared_ptr<Communicator> report_communicator,
     double divide_factor)
-    : communicator_(std::move(communicator)) {
+    : report_communicator_(std::move(report_communicator)) {
   gradients_.reserve(groups.size());
   for (auto* group : groups) {
-    gradients_.emplace_back(*group, communicator_, divide_factor);
+    gradients_.emplace_back(*group, reduce_communicator, divide_factor);
     order_.push_back(static_cast<uint32_t>(order_.size()));
   }
   std::reverse(order_.begin(), order_.end());
@@ -104,7 +105,7 @@ std::string Reducer::encode_report() const {
     }
   }
   const auto order = arrival_order();
-  if (communicator_->rank() == 0 && order != order_) {
+  if (report_communicator_->rank() == 0 && order != order_) {
     const auto offset = report.size();
     report.resize(offset + order.size() * sizeof(uint32_t));
     std::memcpy(
@@ -115,7 +116,8 @@ std::string Reducer::encode_report() const {
 
 std::vector<Reducer::Report> Reducer::exchange_reports() {
   const auto texts = communicate([&] {
-    return communicator_->exchange(encode_report(), "settlement of gradients");
+    return report_communicator_->exchange(
+        encode_report(), "settlement of gradients");
   });
   std::vector<Report> reports(texts.size());
   for (const auto rank : c10::irange(texts.size())) {
@@ -169,7 +171,7 @@ void Reducer::agree_on_order(const Report& first) {
   }
 }
 
-void Reducer::settle() {
+std::vector<at::Tensor> Reducer::settle() {
   const auto reports = exchange_reports();
   start_agreed(reports);
   start_late(reports);
@@ -184,11 +186,14 @@ void Reducer::settle() {
     gradients_[group].finish_reductions();
   }
   // Nobody assigns gradients of a pass that failed elsewhere.
-  communicate([&] { communicator_->barrier("end of the settlement"); });
+  communicate([&] { report_communicator_->barrier("end of the settlement"); });
+  std::vector<at::Tensor> assigned;
   for (auto& gradients : gradients_) {
-    gradients.assign();
+    const auto of_group = gradients.assign();
+    assigned.insert(assigned.end(), of_group.begin(), of_group.end());
   }
   agree_on_order(reports.front());
+  return assigned;
 }
 
 void Reducer::drop() {

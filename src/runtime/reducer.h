@@ -25,9 +25,12 @@ namespace fsdp::detail {
 /// that some rank used gets the mean over all ranks.
 class Reducer {
  public:
+  /// Reports go over a communicator of their own: a rank may send its report
+  /// before or after reductions that the others start early.
   Reducer(
       const std::vector<FlatGroup*>& groups,
-      std::shared_ptr<Communicator> communicator,
+      const std::shared_ptr<Communicator>& reduce_communicator,
+      std::shared_ptr<Communicator> report_communicator,
       double divide_factor);
 
   /// A pass begins (the outermost region opens).
@@ -40,8 +43,9 @@ class Reducer {
   /// Ends a pass that is not reduced: gradients wait for the next one.
   void defer();
 
-  /// Ends a pass: reduces everything and assigns .grad. Collective.
-  void settle();
+  /// Ends a pass: reduces everything and assigns .grad. Returns the parameters
+  /// that have got a gradient. Collective.
+  std::vector<at::Tensor> settle();
 
   /// Ends a pass that failed: forgets all gradients that were not assigned.
   void drop();
@@ -59,7 +63,7 @@ class Reducer {
   void agree_on_order(const Report& first);
   std::vector<uint32_t> arrival_order() const;
 
-  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Communicator> report_communicator_;
   std::vector<GroupGradients> gradients_; // by group
   std::vector<uint32_t> order_; // agreed; groups
   size_t next_ = 0; // in order_

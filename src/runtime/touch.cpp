@@ -51,13 +51,28 @@ void Pins::each_net(F&& visit) {
 }
 
 const std::string& shard_name(const FlatGroup& group, const at::Tensor& tensor) {
+  const auto& parameters = group.parameters();
+  for (const auto& parameter : parameters) {
+    if (parameter.tensor.is_same(tensor)) {
+      return parameter.name();
+    }
+  }
   const auto offset = tensor.storage_offset();
-  const auto& layout = group.layout();
-  for (const auto i : c10::irange(layout.size())) {
-    const auto owned = layout.owned_in_slice(i, group.position());
-    const bool same = group.parameters()[i].tensor.is_same(tensor);
-    if (same || (!owned.empty() && offset >= owned.begin && offset < owned.end)) {
-      return group.parameters()[i].name();
+  for (const auto i : c10::irange(group.layout().size())) {
+    const auto owned = group.layout().owned_in_slice(i, group.position());
+    if (offset >= owned.begin && offset < owned.end) {
+      return parameters[i].name();
+    }
+  }
+  return parameters.front().name();
+}
+
+const std::string& gradient_name(
+    const FlatGroup& group,
+    const at::Tensor& tensor) {
+  for (const auto& parameter : group.parameters()) {
+    if (parameter.tensor.grad().is_same(tensor)) {
+      return parameter.name();
     }
   }
   return group.parameters().front().name();

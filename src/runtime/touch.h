@@ -28,4 +28,9 @@ class Pins {
 /// The parameter that `tensor`, a view of a slice, shows.
 const std::string& shard_name(const FlatGroup& group, const at::Tensor& tensor);
 
+/// The parameter whose .grad `tensor` is.
+const std::string& gradient_name(
+    const FlatGroup& group,
+    const at::Tensor& tensor);
+
 } // namespace fsdp::detail

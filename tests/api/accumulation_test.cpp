@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include <optional>
+#include <stdexcept>
 
 namespace fsdp::testing {
 namespace accumulation {
@@ -131,9 +132,7 @@ TEST(Accumulation, NoSyncCommunicatesNoGradients) {
       }
       EXPECT_EQ(counter->count("reduce"), 0);
       EXPECT_EQ(counter->count("settlement"), 0);
-      if (strategy != Strategy::kNoShard) {
-        EXPECT_GT(net.memory().unreduced_gradient_bytes, 0);
-      }
+      EXPECT_GT(net.memory().unreduced_gradient_bytes, 0);
       net.call(constant_loss, 1.0).backward();
       EXPECT_EQ(counter->count("reduce"), 1);
       EXPECT_EQ(net.memory().unreduced_gradient_bytes, 0);
@@ -216,6 +215,57 @@ TEST(Accumulation, ChangingAFlagWhileGradientsWaitIsRefused) {
     net.call(constant_loss, 1.0).backward();
     expect_gradients(net, 2.0);
   });
+}
+
+TEST(Accumulation, AFailedForwardLosesNothingOfEarlierMicroBatches) {
+  for (const auto strategy : kStrategies) {
+    on_ranks(2, [&](const World& world) {
+      FullyShardedDataParallel net(
+          seeded(make_linear), world, Options().strategy(strategy));
+      {
+        const auto no_sync = net.no_sync();
+        net.call(constant_loss, 1.0).backward();
+        EXPECT_THROW(
+            net.call([](nn::LinearImpl& linear) {
+              (linear.weight * 2).sum();
+              throw std::runtime_error("bad data");
+            }),
+            std::runtime_error);
+      }
+      net.call(constant_loss, 2.0).backward();
+      expect_gradients(net, 3.0);
+    });
+  }
+}
+
+TEST(Accumulation, AFailedBackwardLosesNoEarlierMicroBatchSilently) {
+  for (const auto strategy : kStrategies) {
+    on_ranks(2, [&](const World& world) {
+      FullyShardedDataParallel net(
+          seeded(make_linear), world, Options().strategy(strategy));
+      {
+        const auto no_sync = net.no_sync();
+        net.call(constant_loss, 1.0).backward();
+        auto loss = net.call([](nn::LinearImpl& linear) {
+          const auto weights = linear.weight * 7; // its gradient comes last
+          weights.register_hook([](const Tensor& gradient) {
+            TORCH_CHECK(false, "bad luck");
+            return gradient;
+          });
+          return weights.sum() + linear.bias.sum();
+        });
+        const auto error = error_of([&] { loss.backward(); });
+        EXPECT_TRUE(contains(error, "bad luck")) << error;
+      }
+      const auto lost =
+          error_of([&] { net.call(constant_loss, 2.0).backward(); });
+      if (lost.empty()) {
+        expect_gradients(net, 3.0);
+      } else {
+        EXPECT_TRUE(contains(lost, "micro-batch")) << lost;
+      }
+    });
+  }
 }
 
 // The divisor.

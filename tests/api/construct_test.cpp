@@ -296,8 +296,8 @@ TEST(Construct, OptionsOutOfRangeAreRefused) {
   EXPECT_TRUE(contains(slots, "Options::slots must be at least 1")) << slots;
   EXPECT_TRUE(contains(slots, "got 0")) << slots;
   const auto factor = error_with(Options().gradient_divide_factor(0.0));
-  EXPECT_TRUE(contains(factor, "gradient_divide_factor must not be 0"))
-      << factor;
+  EXPECT_TRUE(contains(factor, "gradient_divide_factor")) << factor;
+  EXPECT_TRUE(contains(factor, "other than 0")) << factor;
   const auto ignored = error_with(Options().ignore({"heed"}));
   EXPECT_TRUE(contains(ignored, "'heed'")) << ignored;
 }

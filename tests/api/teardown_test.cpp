@@ -207,17 +207,17 @@ TEST(Teardown, ThePeersOfARankThatThrewGetADistBackendError) {
       std::exception);
   for (const int rank : {0, 1}) {
     const auto& kind = kinds[static_cast<size_t>(rank)];
+    EXPECT_TRUE(contains(kind, "rank 2/3 failed")) << kind;
     EXPECT_TRUE(contains(kind, "rank 2 is out of memory")) << kind;
-    EXPECT_TRUE(contains(kind, "all_gather of unit")) << kind;
-    EXPECT_TRUE(contains(kind, "rank " + std::to_string(rank))) << kind;
   }
 }
 
 /// Fails in one place on rank 1 and expects that all ranks know of it, that no
-/// gradient is left, and that the next step is right.
+/// gradient is left, and that the next step is right. `news`: what peers hear.
+/// An exception that passes a region's destructor cannot be read there.
 void expect_recovery(
     const std::function<void(Net& net, bool fails)>& step,
-    bool peers_throw = true) {
+    const std::string& news = "an accident") {
   for (const auto strategy :
        {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
     std::vector<std::string> errors(3);
@@ -237,9 +237,8 @@ void expect_recovery(
       expect_right_step(net);
     });
     for (const size_t rank : {0, 1, 2}) {
-      if (rank == 1 || peers_throw) {
-        EXPECT_TRUE(contains(errors[rank], "an accident")) << errors[rank];
-      }
+      EXPECT_TRUE(contains(errors[rank], rank == 1 ? "an accident" : news))
+          << errors[rank];
     }
   }
 }
@@ -289,26 +288,30 @@ TEST(Teardown, AFailureInBackwardOnOneRankIsOver) {
 }
 
 TEST(Teardown, AFailureInARegionOnOneRankIsOver) {
-  expect_recovery([](Net& net, bool fails) {
-    const auto region = net.region();
-    auto loss = net(wave({4, 3})).sum();
-    if (fails) {
-      accident();
-    }
-    loss.backward();
-  });
+  expect_recovery(
+      [](Net& net, bool fails) {
+        auto region = net.region();
+        auto loss = net(wave({4, 3})).sum();
+        if (fails) {
+          accident();
+        }
+        loss.backward();
+        region.close();
+      },
+      "an exception left a region");
 }
 
-TEST(Teardown, AFailureInTheClosingOfARegionIsThrownByClose) {
-  expect_recovery([](Net& net, bool fails) {
-    auto region = net.region();
-    auto loss = net(wave({4, 3})).sum();
-    loss.backward();
-    if (fails) {
-      accident();
-    }
-    region.close();
-  });
+TEST(Teardown, AFailureAfterBackwardInARegionIsOver) {
+  expect_recovery(
+      [](Net& net, bool fails) {
+        auto region = net.region();
+        net(wave({4, 3})).sum().backward();
+        if (fails) {
+          accident();
+        }
+        region.close();
+      },
+      "an exception left a region");
 }
 
 TEST(Teardown, AFailureThatADestructorMetIsThrownByTheNextCall) {
@@ -330,7 +333,7 @@ TEST(Teardown, AFailureThatADestructorMetIsThrownByTheNextCall) {
     }
     expect_right_step(net);
   });
-  EXPECT_TRUE(contains(errors[0], "an accident")) << errors[0];
+  EXPECT_TRUE(contains(errors[0], "an exception left a region")) << errors[0];
 }
 
 TEST(Teardown, AMissingRankIsATimeoutThatNamesIt) {

@@ -110,12 +110,58 @@ TEST(WholeParameters, ChangesAreDroppedOtherwise) {
   });
 }
 
-TEST(WholeParameters, ForwardWorksInside) {
+TEST(WholeParameters, TheModuleIsAnOrdinaryOneInside) {
   with_nets([](Net& net, NetworkImpl& plain) {
     const auto x = wave({4, 3});
-    const auto whole = net.whole_parameters();
-    EXPECT_TRUE(all_close(net->forward(x), plain.forward(x), 1e-6, 1e-8));
+    {
+      const auto whole = net.whole_parameters();
+      EXPECT_TRUE(all_close(net->forward(x), plain.forward(x), 1e-6, 1e-8));
+      const auto sum = net->head->weight.sum(); // recorded, and not refused
+      EXPECT_TRUE(sum.requires_grad());
+      const auto error = error_of([&] { net(x); });
+      EXPECT_TRUE(contains(error, "whole_parameters() is open")) << error;
+      EXPECT_TRUE(contains(error, "module->forward(x)")) << error;
+    }
     EXPECT_TRUE(all_close(net(x), plain.forward(x), 1e-6, 1e-8));
+  });
+}
+
+TEST(WholeParameters, CanBeClosedEarly) {
+  on_ranks(2, [](const World& world) {
+    Net net(seeded(make_network), world);
+    auto whole = net.whole_parameters({.write_back = true});
+    edit(*net.operator->());
+    whole.close();
+    EXPECT_EQ(net->head->weight.dim(), 1);
+    auto plain = seeded(make_network);
+    edit(*plain);
+    expect_parameters(net, *plain);
+    whole.close(); // again: nothing happens
+    expect_parameters(net, *plain);
+  });
+}
+
+TEST(WholeParameters, ShapesAreGuarded) {
+  on_ranks(2, [](const World& world) {
+    Net net(seeded(make_network), world);
+    auto whole = net.whole_parameters({.write_back = true});
+    net->head->weight.set_data(torch::zeros({7, 5}));
+    const auto error = error_of([&] { whole.close(); });
+    EXPECT_TRUE(contains(error, "'head.weight'")) << error;
+    EXPECT_TRUE(contains(error, "expected 10 elements")) << error;
+    EXPECT_TRUE(contains(error, "got 35")) << error;
+    expect_parameters(net, *seeded(make_network));
+  });
+}
+
+TEST(WholeParameters, ReplacedTensorsAreKeptOnRequest) {
+  with_nets([](Net& net, NetworkImpl& plain) {
+    {
+      const auto whole = net.whole_parameters({.write_back = true});
+      net->head->weight.set_data(wave({2, 5}));
+    }
+    plain.head->weight.set_data(wave({2, 5}));
+    expect_parameters(net, plain);
   });
 }
 
@@ -126,7 +172,7 @@ TEST(WholeParameters, DoNotNest) {
       const auto whole = net.whole_parameters();
       const auto error =
           error_of([&] { const auto again = net.whole_parameters(); });
-      EXPECT_TRUE(contains(error, "inside of a region")) << error;
+      EXPECT_TRUE(contains(error, "or of another one")) << error;
       EXPECT_EQ(net->head->weight.dim(), 2);
     }
     net.call([&](NetworkImpl& /*module*/) {

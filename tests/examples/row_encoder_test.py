@@ -87,7 +87,8 @@ class Training(RowEncoderTest):
             self.assertLess(share[kind], 0.51 * size)
         self.assertAlmostEqual(summary["nearest_centroid_accuracy"], 0.9127, 4)
 
-        rows = list(csv.DictReader(log.open()))
+        with log.open() as file:
+            rows = list(csv.DictReader(file))
         self.assertEqual(len(rows), 3 * 20)
         for step, rate in RATES.items():
             actual = float(rows[step - 1]["learning_rate"])
@@ -97,11 +98,16 @@ class Training(RowEncoderTest):
             two["losses"],
         )
 
-    def test_loss_falls(self) -> None:
-        losses = self.summary(
-            *["--steps", "60", "--ranks", "1", "--layers", "1", "--batch", "40"]
-        )["runs"][1]["losses"]
-        self.assertLess(sum(losses[-5:]), 0.95 * sum(losses[:5]))
+    def test_ranks_learn(self) -> None:
+        path = self.folder / "summary.json"
+        done = call(
+            *["--steps", "60", "--batch", "24", "--lr", "0.01"],
+            *["--layers", "1", "--summary", str(path)],
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (run,) = json.loads(path.read_text())["runs"]
+        self.assertLess(sum(run["losses"][-5:]), 0.75 * sum(run["losses"][:5]))
+        self.assertGreater(run["accuracy"], 0.4)
 
     def test_units_strategies_and_numbers_of_ranks(self) -> None:
         for arguments in (
@@ -134,9 +140,7 @@ class Mistakes(RowEncoderTest):
             ("--heads", "7"): ["--d-model 64", "--heads 7", "Use 63 or 70"],
             ("--batch", "2000"): ["--batch 2000", "1442"],
             ("--strategy", "zero"): ["--strategy", "full-shard", "no-shard"],
-            ("--steps", "many"): ["--steps", "many"],
             ("--rnaks", "2"): ["--rnaks"],
-            ("--tolerance", "0.1"): ["--tolerance", "--compare"],
             ("--log", "/dev/null/log"): ["--log", "/dev/null/log"],
         }.items():
             with self.subTest(arguments):
@@ -155,12 +159,9 @@ class Mistakes(RowEncoderTest):
             "a line\n": [":1:", "separated by commas"],
             "1,2,3\n1,2,3\n1,2\n": [":3:", "2 fields", "line 1 has 3"],
             "1,2,3\n1,,3\n": [":2:", "field 2 is ''", "0 to 16"],
-            "1,2,3\n1, 2,3\n": [":2:", "field 2 is ' 2'"],
             "1,17,3\n": [":1:", "field 2 is '17'", "0 to 16"],
             "nan,2,3\n": [":1:", "field 1 is 'nan'"],
-            "1,2,10\n": [":1:", "field 3 is '10'", "label from 0 to 9"],
-            "1,2,3.5\n": [":1:", "field 3 is '3.5'"],
-            "1,2,3\n\n1,2,3\n": [":2:", "separated by commas"],
+            "1,2,3.5\n": [":1:", "field 3 is '3.5'", "label from 0 to 9"],
         }.items():
             with self.subTest(text):
                 self.expect_error(call(data=self.table(text)), 1, *parts)

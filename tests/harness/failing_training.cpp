@@ -190,6 +190,11 @@ void expect_failures_leave_no_trace(
   }
 }
 
+void BreakableRank::expect_pass_works() {
+  EXPECT_EQ(error_of([&] { pass(); }), "");
+  EXPECT_TRUE(m->weight(1).grad().defined());
+}
+
 Snapshot::Snapshot(ShardedTensors& net) {
   const torch::NoGradGuard no_grad;
   for (const auto& parameter : net.parameters()) {

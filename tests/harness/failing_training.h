@@ -91,4 +91,18 @@ class Snapshot {
   std::vector<State> states_;
 };
 
+/// One rank's net of layers that break.
+struct BreakableRank {
+  BreakableRank(const World& world, Strategy strategy)
+      : net(m->units(), world, Options().strategy(strategy)) {}
+
+  void pass() {
+    net.call([&] { return m->loss(torch::arange(kRows)); }).backward();
+  }
+  void expect_pass_works();
+
+  std::shared_ptr<BreakableLayers> m = build_model<BreakableLayers>();
+  ShardedTensors net;
+};
+
 } // namespace fsdp::testing

@@ -91,12 +91,21 @@ Training train_with_masters(
 void expect_same_training_in_bfloat16(
     const MakeModel& make,
     ParitySettings settings) {
+  expect_same_training_in_bfloat16_as(make, make, std::move(settings));
+}
+
+void expect_same_training_in_bfloat16_as(
+    const MakeModel& make_with_casts,
+    const MakeModel& make,
+    ParitySettings settings) {
   SCOPED_TRACE("computing in bfloat16");
   settings.batch = Batch::kSame;
   settings.options.mixed_precision(
       {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
   expect_same_training_as(
-      train_with_masters(make, settings, at::kBFloat16), make, settings);
+      train_with_masters(make_with_casts, settings, at::kBFloat16),
+      make,
+      settings);
 }
 
 void expect_same_training_in_both_types(

@@ -56,7 +56,14 @@ void expect_same_training_in_bfloat16(
     const MakeModel& make,
     ParitySettings settings = {});
 
-/// The above, and expect_same_training() in float32.
+/// The same where the model must not be the same: `make_with_casts` casts by
+/// itself what the library casts for `make`.
+void expect_same_training_in_bfloat16_as(
+    const MakeModel& make_with_casts,
+    const MakeModel& make,
+    ParitySettings settings = {});
+
+/// The first of these, and expect_same_training() in float32.
 void expect_same_training_in_both_types(
     const MakeModel& make,
     const ParitySettings& settings = {});

@@ -89,29 +89,31 @@ std::vector<std::pair<std::string, at::Tensor>> whole_values(
 
 std::vector<std::pair<std::string, at::Tensor>> values_at_rest(
     ShardedModule& net) {
-  std::vector<std::pair<std::string, at::Tensor>> values;
-  const auto description = net.describe();
-  const auto tensors = net.parameters();
-  size_t next = 0;
-  const torch::NoGradGuard no_grad;
-  for (const auto& unit : description.units) {
+  std::unordered_set<std::string> replicated;
+  for (const auto& unit : net.describe().units) {
     for (const auto& parameter : unit.parameters) {
-      const auto mine = tensors.at(next++).detach();
-      auto& [name, value] =
-          values.emplace_back(parameter.names.front(), mine.clone());
       if (unit.strategy == Strategy::kNoShard) {
-        continue;
+        replicated.insert(parameter.names.front());
       }
-      value = at::empty(parameter.sizes, mine.scalar_type());
-      auto* place = static_cast<char*>(value.data_ptr());
-      for (const auto& shard : net.world().communicator().exchange(
-               {static_cast<const char*>(mine.data_ptr()), mine.nbytes()},
-               "shards of '" + name + "'")) {
-        place = std::copy(shard.begin(), shard.end(), place);
-      }
-      EXPECT_EQ(
-          place, static_cast<const char*>(value.data_ptr()) + value.nbytes());
     }
+  }
+  std::vector<std::pair<std::string, at::Tensor>> values;
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : net.named_parameters()) {
+    const auto mine = tensor.detach();
+    auto& value = values.emplace_back(name, mine.clone()).second;
+    if (replicated.contains(name)) {
+      continue;
+    }
+    value = at::empty(net.full_sizes(name), mine.scalar_type());
+    auto* place = static_cast<char*>(value.data_ptr());
+    for (const auto& shard : net.world().communicator().exchange(
+             {static_cast<const char*>(mine.data_ptr()), mine.nbytes()},
+             "shards of '" + name + "'")) {
+      place = std::copy(shard.begin(), shard.end(), place);
+    }
+    EXPECT_EQ(
+        place, static_cast<const char*>(value.data_ptr()) + value.nbytes());
   }
   return values;
 }

@@ -108,13 +108,12 @@ void expect_same(
 /// The text of the exception that `call` throws; empty when it throws none.
 std::string error_of(const std::function<void()>& call);
 
-/// Whole values of all parameters by name, in the type that they compute in.
+/// Whole values of all parameters by name, as whole_parameters() shows them.
 /// Collective.
 std::vector<std::pair<std::string, at::Tensor>> whole_values(
     ShardedModule& net);
 
-/// The same in the type that they have at rest, joined from the ranks' shards.
-/// Collective.
+/// The same, joined from the shards of the ranks. Collective.
 std::vector<std::pair<std::string, at::Tensor>> values_at_rest(
     ShardedModule& net);
 

@@ -14,9 +14,9 @@ struct Campaign {
   int max_failures = 1;
 };
 
-/// Runs the models of `count` seeds. Returns a text about each that fails, with
-/// the simplest spec that fails and how to run it again; empty when none does.
-std::string run(const Campaign& campaign);
+/// Runs the models of `count` seeds and returns how many failed. Prints each,
+/// and the simplest spec that fails, with the line that runs it again.
+int run(const Campaign& campaign);
 
 /// Runs one spec; its text is shown if the process crashes. Empty when it
 /// passes.

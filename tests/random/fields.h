@@ -52,10 +52,11 @@ struct Names<OptimizerKind> {
 };
 template <>
 struct Names<Evaluation> {
-  static constexpr std::array<std::string_view, 3> kAll = {
+  static constexpr std::array<std::string_view, 4> kAll = {
       "none",
       "forward",
-      "unsharded"};
+      "unsharded",
+      "held"};
 };
 
 /// Calls visit(name, field) for the fields of a layer but its kind.
@@ -71,6 +72,7 @@ void visit_fields_of_layer(L& layer, V&& visit) {
   visit("checkpoint", layer.checkpoint);
   visit("wide", layer.wide);
   visit("penalty", layer.penalty);
+  visit("written", layer.written);
   visit("skip", layer.skip);
   visit("absent", layer.absent);
   visit("detached", layer.detached);

@@ -16,8 +16,7 @@ constexpr double kEps = 0.1;
 
 /// A weight as it computes.
 Tensor Model::use(const Tensor& parameter) const {
-  if (casting_ == Casting::kByModel && parameter.defined() &&
-      parameter.is_floating_point()) {
+  if (casts_ && parameter.defined() && parameter.is_floating_point()) {
     return parameter.to(at::kBFloat16);
   }
   return parameter;
@@ -25,7 +24,7 @@ Tensor Model::use(const Tensor& parameter) const {
 
 /// An activation that meets a weight in one operator.
 Tensor Model::meet(const Tensor& x) const {
-  return casting_ == Casting::kByModel ? x.to(at::kBFloat16) : x;
+  return casts_ ? x.to(at::kBFloat16) : x;
 }
 
 Tensor Model::linear(const Tensor& x, const Tensor& w, const Tensor& b) const {
@@ -33,6 +32,13 @@ Tensor Model::linear(const Tensor& x, const Tensor& w, const Tensor& b) const {
 }
 
 Tensor Model::run_layer(Layer& layer, const Tensor& x, const Batch& batch) {
+  // All ranks make the same change; the one model of the reference makes it
+  // once.
+  const bool in_charge = side_ == Side::kSharded || batch.rank == 0;
+  if (layer.spec.written && is_training() && in_charge) {
+    const torch::NoGradGuard no_grad;
+    layer.parameters.front().mul_(0.9);
+  }
   const auto compute = [this, &layer, batch](const Tensor& input) {
     auto used = layer;
     if ((layer.spec.detached >> batch.rank & 1) != 0) {
@@ -107,6 +113,42 @@ Tensor Model::run_attention(Layer& layer, const Tensor& x) const {
   return x + linear(attended, layer.parameters.back(), Tensor());
 }
 
+/// What is, at its core, a linear map by one weight.
+Tensor Model::run_linear(Layer& layer, const Tensor& x, const Tensor& bias)
+    const {
+  const auto& spec = layer.spec;
+  const auto& p = layer.parameters;
+  switch (spec.kind) {
+    case Kind::kConv: {
+      const auto columns = meet(x).t().unsqueeze(0);
+      return at::conv1d(columns, use(p[0]), use(bias), 1, 1).squeeze(0).t();
+    }
+    case Kind::kWeightNorm: {
+      const auto w = use(p[0]);
+      const auto scaled = w / (w.norm() + 0.1) * use(p[1]);
+      return at::linear(x.to(scaled.scalar_type()), scaled, use(bias));
+    }
+    case Kind::kCat: {
+      const auto joined = at::cat({use(p[0]), use(p[1])}, 0);
+      return at::linear(x.to(joined.scalar_type()), joined);
+    }
+    case Kind::kTied: {
+      const auto& lender = layers_[static_cast<size_t>(spec.from)].spec;
+      const auto w = spec.transposed ? use(p[0]).t() : use(p[0]);
+      const auto dtype = lender.wide ? at::kDouble : x.scalar_type();
+      const auto y = at::linear(meet(fit(x, w.size(1)).to(dtype)), w);
+      return spec.bias ? meet(y.to(x.scalar_type())) * use(p.back())
+                       : y.to(x.scalar_type());
+    }
+    case Kind::kCustom: {
+      const auto y = custom_linear(x, use(p[0]));
+      return bias.defined() ? meet(y) + use(bias) : y;
+    }
+    default:
+      return linear(x, p[0], bias);
+  }
+}
+
 Tensor Model::run_kind(Layer& layer, const Tensor& x, const Batch& batch) {
   const auto& spec = layer.spec;
   const auto& p = layer.parameters;
@@ -119,8 +161,6 @@ Tensor Model::run_kind(Layer& layer, const Tensor& x, const Batch& batch) {
     }
     case Kind::kScalar:
       return meet(x) * use(p[0]);
-    case Kind::kLinear:
-      return at::tanh(linear(x, p[0], bias));
     case Kind::kEmpty:
       return at::cat({meet(x), use(p[0])}, 0);
     case Kind::kIndex:
@@ -140,25 +180,10 @@ Tensor Model::run_kind(Layer& layer, const Tensor& x, const Batch& batch) {
           /*momentum=*/0.1,
           kEps,
           /*cudnn_enabled=*/false);
-    case Kind::kConv: {
-      const auto columns = meet(x).t().unsqueeze(0);
-      return at::tanh(
-          at::conv1d(columns, use(p[0]), use(bias), 1, 1).squeeze(0).t());
-    }
     case Kind::kMlp: {
       const auto first_bias = spec.bias ? p[1] : Tensor();
       const auto hidden = at::tanh(linear(x, p[0], first_bias));
       return x + linear(hidden, p[p.size() - 2], p.back());
-    }
-    case Kind::kWeightNorm: {
-      const auto w = use(p[0]);
-      const auto scaled = w / (w.norm() + 0.1) * use(p[1]);
-      return at::tanh(
-          at::linear(x.to(scaled.scalar_type()), scaled, use(bias)));
-    }
-    case Kind::kCat: {
-      const auto joined = at::cat({use(p[0]), use(p[1])}, 0);
-      return at::tanh(at::linear(x.to(joined.scalar_type()), joined));
     }
     case Kind::kBorrow: {
       const auto& lender = layers_[static_cast<size_t>(spec.from)];
@@ -167,25 +192,14 @@ Tensor Model::run_kind(Layer& layer, const Tensor& x, const Batch& batch) {
       const auto borrowed = flat.index_select(0, index).to(x.scalar_type());
       return x * (1.0 + 0.1 * at::tanh(borrowed));
     }
-    case Kind::kTied: {
-      const auto& lender = layers_[static_cast<size_t>(spec.from)].spec;
-      const auto w = spec.transposed ? use(p[0]).t() : use(p[0]);
-      auto y =
-          fit(x, w.size(1)).to(lender.wide ? at::kDouble : x.scalar_type());
-      y = at::tanh(at::linear(meet(y), w)).to(x.scalar_type());
-      return spec.bias ? meet(y) * use(p.back()) : y;
-    }
-    case Kind::kCustom: {
-      const auto y = custom_linear(x, use(p[0]));
-      return at::tanh(bias.defined() ? meet(y) + use(bias) : y);
-    }
     case Kind::kAttention:
       return run_attention(layer, x);
     case Kind::kGru:
     case Kind::kLstm:
       return run_recurrent(layer, x);
+    default:
+      return at::tanh(run_linear(layer, x, bias));
   }
-  return x;
 }
 
 } // namespace fsdp::random_models

@@ -136,9 +136,10 @@ Batch make_batch(const Spec& spec, int step, int micro, int rank) {
   return batch;
 }
 
-Model::Model(const Spec& spec, Casting casting)
+Model::Model(const Spec& spec, Side side)
     : spec_(spec),
-      casting_(spec.numbers == Numbers::kBFloat16 ? casting : Casting::kByNet) {
+      side_(side),
+      casts_(side == Side::kReference && spec.numbers == Numbers::kBFloat16) {
   auto generator = generator_of(static_cast<uint64_t>(spec.seed));
   layers_.reserve(spec.layers.size());
   for (size_t i = 0; i < spec.layers.size(); ++i) {

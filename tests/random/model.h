@@ -26,16 +26,16 @@ inline constexpr int kEvaluation = 9;
 
 Batch make_batch(const Spec& spec, int step, int micro, int rank);
 
-/// Who runs the model.
-enum class Casting : uint8_t {
-  kByNet,   // a net casts what meets a 16-bit weight, or nobody does
-  kByModel, // the reference: the model casts weights and what meets them
+/// Where the model runs.
+enum class Side : uint8_t {
+  kSharded,
+  kReference, // one model stands for all ranks, and casts weights itself
 };
 
 /// The model of a spec. Its values depend on the seed of the spec alone.
 class Model : public torch::nn::Module {
  public:
-  explicit Model(const Spec& spec, Casting casting = Casting::kByNet);
+  explicit Model(const Spec& spec, Side side = Side::kSharded);
 
   at::Tensor loss(const Batch& batch);
 
@@ -63,6 +63,8 @@ class Model : public torch::nn::Module {
   void add_layer(size_t index, at::Generator& generator);
   at::Tensor run_layer(Layer& layer, const at::Tensor& x, const Batch& batch);
   at::Tensor run_kind(Layer& layer, const at::Tensor& x, const Batch& batch);
+  at::Tensor
+  run_linear(Layer& layer, const at::Tensor& x, const at::Tensor& bias) const;
   at::Tensor run_recurrent(Layer& layer, const at::Tensor& x) const;
   at::Tensor run_attention(Layer& layer, const at::Tensor& x) const;
   at::Tensor penalties() const;
@@ -73,7 +75,8 @@ class Model : public torch::nn::Module {
   linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const;
 
   Spec spec_;
-  Casting casting_;
+  Side side_;
+  bool casts_; // weights and what meets them, to 16 bits
   std::vector<Layer> layers_;
   at::Tensor head_;
 };

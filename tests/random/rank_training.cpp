@@ -128,6 +128,9 @@ class RankTraining {
   }
 
   RankResult run() {
+    if (spec_.evaluation == Evaluation::kHeld) {
+      net_.module->unshard();
+    }
     for (int step = 0; step < spec_.steps; ++step) {
       model_->begin_step(step);
       if (step == spec_.fail_step) {
@@ -243,26 +246,26 @@ class RankTraining {
     if (spec_.clip > 0.0) {
       result_.norms.push_back(net_.module->clip_grad_norm_(spec_.clip));
     }
+    const bool unsharded = spec_.evaluation == Evaluation::kUnsharded;
+    if (unsharded) {
+      net_.module->unshard();
+    }
     optimizer_->step();
     zero_gradients(*optimizer_, spec_);
     if (spec_.evaluation != Evaluation::kNone) {
       evaluate(step);
+    }
+    if (unsharded) {
+      net_.module->reshard();
     }
   }
 
   void evaluate(int step) {
     const torch::NoGradGuard no_grad;
     model_->eval();
-    const bool unsharded = spec_.evaluation == Evaluation::kUnsharded;
-    if (unsharded) {
-      net_.module->unshard();
-    }
     const auto batch = make_batch(spec_, step, kEvaluation, world_.rank());
     const auto loss = net_.call([&] { return model_->loss(batch); });
     result_.evaluations.push_back(loss.item<double>());
-    if (unsharded) {
-      net_.module->reshard();
-    }
     model_->train();
   }
 

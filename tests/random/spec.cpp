@@ -44,6 +44,7 @@ LayerSpec draw_layer(Dice& dice, int index, const Spec& spec) {
   layer.checkpoint = dice.percent(15);
   layer.wide = dice.percent(20);
   layer.penalty = dice.percent(15);
+  layer.written = dice.percent(12);
   layer.skip = dice.percent(20) ? dice.below(1 << spec.steps) : 0;
   layer.absent = dice.percent(25) ? dice.below(1 << spec.world) : 0;
   layer.detached = dice.percent(20) ? dice.below(1 << spec.world) : 0;
@@ -118,6 +119,10 @@ void normalize_layer(Spec& spec, size_t index) {
   layer.wide = layer.wide && spec.numbers == Numbers::kFloat &&
       layer.kind != Kind::kTied && layer.kind != Kind::kBorrow;
   layer.penalty = layer.penalty && has_weight(layer);
+  // Not where a graph of before would still be used, nor where it would have to
+  // be undone; and 16-bit copies round.
+  layer.written = layer.written && has_weight(layer) && !spec.joint &&
+      spec.fail_step < 0 && spec.numbers != Numbers::kBFloat16;
   layer.skip &= (1 << spec.steps) - 1;
   // Ranks must use units in the same order, so that a rank may leave out only
   // what lies in a unit that the layer reads anyway.

@@ -41,6 +41,7 @@ struct LayerSpec {
   bool checkpoint = false; // recomputed in backward
   bool wide = false;       // float64 parameters in a float32 model
   bool penalty = false;    // its first weight is also used in the loss
+  bool written = false;    // each forward changes its weight in place
   int skip = 0;            // bit s: not used in step s
   int absent = 0;          // bit r: rank r leaves the bias out
   int detached = 0;        // bit r: on rank r its weights get no gradients
@@ -72,7 +73,12 @@ enum class OptimizerKind : uint8_t {
   kRmsprop
 };
 
-enum class Evaluation : uint8_t { kNone, kForward, kUnsharded };
+enum class Evaluation : uint8_t {
+  kNone,
+  kForward,
+  kUnsharded, // between unshard(), before the optimizer steps, and reshard()
+  kHeld,      // unshard() before the training, no reshard()
+};
 
 /// A model and how it is trained, in one printable line.
 struct Spec {

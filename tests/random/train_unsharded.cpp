@@ -14,7 +14,7 @@ class UnshardedTraining {
  public:
   explicit UnshardedTraining(const Spec& spec)
       : spec_(spec),
-        model_(spec, Casting::kByModel),
+        model_(spec, Side::kReference),
         parameters_(model_.unique_parameters()),
         pending_(parameters_.size()) {
     std::vector<at::Tensor> tensors;
@@ -37,10 +37,10 @@ class UnshardedTraining {
         continue;
       }
       const auto& kinds = spec_.micro_of(step);
-      for (int micro = 0; micro < std::ssize(kinds); ++micro) {
-        run_micro_batches(step, micro, spec_.joint ? std::ssize(kinds) : 1);
-        micro = spec_.joint ? static_cast<int>(std::ssize(kinds)) - 1 : micro;
-        if (kinds[static_cast<size_t>(micro)] == 's') {
+      const int count = spec_.joint ? static_cast<int>(kinds.size()) : 1;
+      for (int first = 0; first < std::ssize(kinds); first += count) {
+        run_micro_batches(step, first, count);
+        if (kinds[static_cast<size_t>(first + count - 1)] == 's') {
           reduce_pending();
         }
       }
@@ -61,7 +61,7 @@ class UnshardedTraining {
   }
 
   /// One backward pass for `count` micro-batches.
-  void run_micro_batches(int step, int first, int64_t count) {
+  void run_micro_batches(int step, int first, int count) {
     swap_gradients();
     std::vector<double> means(static_cast<size_t>(count));
     for (int rank = 0; rank < passes_; ++rank) {

@@ -143,20 +143,6 @@ TEST(GradientFlow, ZeroGradInsideARegionForgetsEarlierPasses) {
   }
 }
 
-TEST(GradientFlow, ZeroGradForgetsAPassInsideTheSameRegion) {
-  for (const bool to_none : {true, false}) {
-    expect_same_program(program_with([to_none](TanhLayers& m, Trial& run) {
-      torch::optim::SGD optimizer(run.parameters(), 0.1);
-      run.forward([&] {
-        m.loss(run.rows()).backward();
-        optimizer.zero_grad(to_none);
-        (3 * m.loss(run.rows())).backward();
-      });
-      run.record_gradients("of the second pass alone");
-    }));
-  }
-}
-
 TEST(GradientFlow, AccumulationOverSeveralPasses) {
   for (const bool to_none : {true, false}) {
     expect_same_program(program_with([to_none](TanhLayers& m, Trial& run) {

@@ -154,26 +154,6 @@ TEST(HigherOrder, ThirdOrder) {
       kSameRows);
 }
 
-TEST(HigherOrder, BackwardThatBuildsAGraphGivesPlainGradients) {
-  // The graph of .grad itself does not outlive the reduction.
-  expect_same_program(
-      program_with([](TanhLayers& m, Trial& run) {
-        for (int step = 0; step < 2; ++step) {
-          const auto loss = run.forward([&] { return m.loss(run.rows()); });
-          loss.backward({}, true, /*create_graph=*/true);
-          run.record_gradients("of step " + std::to_string(step));
-          if (run.sharded()) {
-            EXPECT_FALSE(m.weight(1).grad().requires_grad());
-          }
-          for (const auto& parameter : run.parameters()) {
-            parameter.mutable_grad() = parameter.grad().detach();
-          }
-          run.step();
-        }
-      }),
-      {.strategies = kSharded});
-}
-
 TEST(HigherOrder, JacobianRowByRow) {
   expect_same_program(program_with([](TanhLayers& m, Trial& run) {
     const auto rows = run.rows();

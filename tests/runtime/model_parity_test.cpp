@@ -241,7 +241,8 @@ TEST(ModelParity, MultiheadAttention) {
           return std::get<0>(attention(y, y, y)).pow(2).mean();
         });
   };
-  expect_same_training_of_attention(make, {"attention.in_proj_bias"}, 4);
+  expect_same_training_of_attention(make);
+  expect_same_training_in_bfloat16(make);
 }
 
 MakeModel transformer_encoder() {

@@ -118,22 +118,6 @@ TEST(Optimizers, MadeBeforeShardingAndFirstUsedAfterwards) {
   }
 }
 
-TEST(Optimizers, StepInsideARegionIsRefused) {
-  expect_undisturbed(
-      [](Chain& chain, ShardedTensors& net) {
-        torch::optim::SGD optimizer(chain.parameters(), 0.1);
-        backward_of_chain(chain, net);
-        EXPECT_TRUE(fails_with(
-            [&] { net.call([&] { optimizer.step(); }); },
-            {"aten::add_",
-             "writes a whole parameter from a gradient shard",
-             "inside a region",
-             "after the region has closed"}));
-        drop_gradients(chain);
-      },
-      split_strategies());
-}
-
 TEST(Optimizers, FirstStepOfAdamInsideARegionIsRefused) {
   for (const int world_size : {1, 2, 3}) {
     run_as_threads(

@@ -186,21 +186,6 @@ TEST(ProgramHooks, ExceptionOfAHookLeavesTheNetUsable) {
   });
 }
 
-TEST(ProgramHooks, TensorHooksOnParametersChangeTheWholeGradient) {
-  for (const int when : {-1, 0}) {
-    ChainTraining training;
-    training.before_step = [when](int step, Chain& chain, ShardedTensors*) {
-      if (step == when) {
-        chain.weight(1).register_hook([](const Tensor& gradient) {
-          EXPECT_EQ(gradient.sizes(), at::IntArrayRef({15, 15}));
-          return gradient.t() * 2;
-        });
-      }
-    };
-    expect_same_training(training);
-  }
-}
-
 /// Runs a function again in backward instead of keeping its activations.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   using Body = std::function<Tensor(const Tensor&)>;

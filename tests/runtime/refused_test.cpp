@@ -69,6 +69,22 @@ TEST(Outside, ShardThatWouldBroadcastIsRefused) {
       kWaitLimit);
 }
 
+TEST(Outside, ShardOfAFrozenParameterThatWouldBroadcastIsRefused) {
+  run_as_threads(
+      2,
+      [](const World& world) {
+        const auto scale = torch::ones({65});
+        ShardedTensors net({{"root", {{"scale", scale}}}}, world);
+        const auto x = torch::ones({4, scale.numel()}).requires_grad_();
+        EXPECT_TRUE(fails_with(
+            [&] { (x * scale).sum(); },
+            {"aten::mul", "'scale'", "outside of a region"}));
+        const torch::NoGradGuard no_grad; // updates of shards
+        EXPECT_EQ((scale * 2).sum().item<float>(), 2.0F * scale.numel());
+      },
+      kWaitLimit);
+}
+
 TEST(Outside, RegulariserOverParametersIsRefused) {
   expect_undisturbed(
       [](Chain& chain, ShardedTensors& net) {
@@ -94,21 +110,6 @@ TEST(Outside, RegulariserOverParametersIsRefused) {
       split_strategies());
 }
 
-TEST(Outside, RegulariserInARegionTrains) {
-  ParitySettings settings;
-  settings.batch = Batch::kSame;
-  ChainTraining training;
-  training.settings = settings;
-  training.loss = [](Chain& chain, const Tensor& rows) {
-    auto loss = chain.loss(rows);
-    for (const auto& parameter : chain.parameters()) {
-      loss = loss + 0.01 * parameter.pow(2).sum() + 0.01 * parameter.norm();
-    }
-    return loss;
-  };
-  expect_same_training(training);
-}
-
 /// This rank's part of `name`, out of its whole value.
 Tensor part_of(
     const ShardedTensors& net,
@@ -122,6 +123,26 @@ Tensor part_of(
     begin += std::stol(sizes[rank]);
   }
   return whole.flatten().narrow(0, begin, shard.numel());
+}
+
+TEST(Outside, GradientOfAnotherSizeIsRefusedByName) {
+  expect_undisturbed(
+      [](Chain& chain, ShardedTensors& net) {
+        const auto rows = rows_of_rank(net.world());
+        const auto whole_gradient = torch::zeros({15 * 15 + 1});
+        auto weight = chain.weight(1);
+        weight.unsafeGetTensorImpl()->mutable_grad() = whole_gradient;
+        EXPECT_TRUE(fails_with(
+            [&] { net.call([&] { return chain.loss(rows); }).backward(); },
+            {".grad of parameter 'layer1.weight' has 226 elements",
+             "zero_grad()"}));
+        for (auto& parameter : chain.parameters()) {
+          EXPECT_EQ(
+              parameter.grad().defined(), parameter.is_same(chain.weight(1)));
+        }
+        chain.weight(1).mutable_grad().reset();
+      },
+      split_strategies());
 }
 
 TEST(Outside, ShardsMayBeShownAndCopiedWithAutogradOn) {
@@ -145,18 +166,6 @@ TEST(Outside, ShardsMayBeShownAndCopiedWithAutogradOn) {
         text << weight;
         expected_text << expected;
         EXPECT_EQ(text.str(), expected_text.str());
-      },
-      split_strategies());
-}
-
-TEST(Outside, LikeOperatorsMakeTensorsOfTheShardsSize) {
-  expect_undisturbed(
-      [](Chain& chain, ShardedTensors& /*net*/) {
-        const auto& weight = chain.weight(1);
-        EXPECT_EQ(torch::zeros_like(weight).sizes(), weight.sizes());
-        EXPECT_EQ(torch::ones_like(weight).numel(), weight.numel());
-        EXPECT_EQ(torch::empty_like(weight).sizes(), weight.sizes());
-        EXPECT_EQ(torch::full_like(weight, 2).sizes(), weight.sizes());
       },
       split_strategies());
 }
@@ -187,19 +196,6 @@ TEST(Outside, SizesAreThoseOfTheShard) {
       split_strategies());
 }
 
-TEST(Outside, UpdatesOfShardsWithoutAutogradWork) {
-  ChainTraining training;
-  training.before_step = [](int step, Chain& chain, ShardedTensors*) {
-    if (step > 0) {
-      const torch::NoGradGuard no_grad;
-      for (auto& parameter : chain.parameters()) {
-        parameter.mul_(0.9).clamp_(-0.2, 0.2);
-      }
-    }
-  };
-  expect_same_training(training);
-}
-
 TEST(Outside, ViewThatLeftItsRegionIsRefused) {
   expect_undisturbed(
       [](Chain& chain, ShardedTensors& net) {
@@ -225,39 +221,6 @@ TEST(Outside, ViewThatLeftItsRegionIsRefused) {
         refused(inner, "layer3.bias");
       },
       split_strategies());
-}
-
-TEST(Outside, RegionAroundTheLossMakesAViewUsable) {
-  ChainTraining training;
-  training.settings.batch = Batch::kSame;
-  training.before_step = [](int step, Chain& chain, ShardedTensors* net) {
-    if (step != 1) {
-      return;
-    }
-    std::optional<Region> region;
-    if (net != nullptr) {
-      region.emplace(net->region());
-    }
-    const auto view = chain.weight(1).t();
-    const auto loss = chain.loss(torch::arange(kRows)) + view.pow(2).mean();
-    if (region) {
-      region->close();
-    }
-    loss.backward();
-  };
-  expect_same_training(training);
-}
-
-TEST(Outside, ViewThatWasKeptShowsTheWeightsOfLaterRegions) {
-  ChainTraining training;
-  training.loss = [](Chain& chain, const Tensor& rows) {
-    if (!chain.kept.defined()) {
-      chain.kept = chain.weight(1).detach().t();
-    }
-    const auto y = chain.forward(chain.x.index_select(0, rows));
-    return (y + y.mm(chain.kept)).pow(2).mean();
-  };
-  expect_same_training(training);
 }
 
 } // namespace

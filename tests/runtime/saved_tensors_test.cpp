@@ -47,8 +47,10 @@ class HookEngine final : public Engine {
   ~HookEngine() override { stop(); }
   std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks()
       override {
-    return std::make_unique<CopyHooks>(weights);
+    // The library keeps calling an engine that it has met.
+    return enabled ? std::make_unique<CopyHooks>(weights) : nullptr;
   }
+  bool enabled = false;
   Weights weights = Weights::kCopied;
 };
 
@@ -63,10 +65,12 @@ class InstalledEngine {
   explicit InstalledEngine(Weights weights) {
     former() = &Engine::get_default_engine();
     hook_engine().weights = weights;
+    hook_engine().enabled = true;
     torch::autograd::set_default_engine_stub(
         +[]() -> Engine& { return hook_engine(); });
   }
   ~InstalledEngine() {
+    hook_engine().enabled = false;
     if (&Engine::get_default_engine() == &hook_engine()) {
       torch::autograd::set_default_engine_stub(
           +[]() -> Engine& { return *former(); });
@@ -126,28 +130,16 @@ TEST(SavedTensors, HooksOnNodesOfTheGraph) {
   }
 }
 
-TEST(SavedTensors, AnomalyModeTrains) {
-  struct Anomaly {
-    Anomaly() { torch::autograd::AnomalyMode::set_enabled(true); }
-    ~Anomaly() { torch::autograd::AnomalyMode::set_enabled(false); }
-  };
-  const Anomaly anomaly;
-  ParitySettings settings;
-  settings.steps = 2;
-  expect_same_training(
-      chain_with(
-          [](Chain& chain, const Tensor& rows) { return chain.loss(rows); }),
-      settings);
-}
-
 TEST(SavedTensors, AnomalyModeFindsANanAndTrainingGoesOn) {
   struct Anomaly {
     Anomaly() { torch::autograd::AnomalyMode::set_enabled(true); }
     ~Anomaly() { torch::autograd::AnomalyMode::set_enabled(false); }
   };
   const Anomaly anomaly;
-  ParitySettings settings;
+  ParitySettings settings; // short: it takes a stack trace of each node
   settings.steps = 2;
+  settings.world_sizes = {2};
+  settings.strategies = {Strategy::kFullShard};
   expect_undisturbed(
       [](Chain& chain, ShardedTensors& net) {
         const auto loss = net.call([&] {

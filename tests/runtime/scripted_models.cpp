@@ -85,4 +85,22 @@ MakeModel scripted_model(std::function<void(Scripted&)> change) {
   };
 }
 
+std::shared_ptr<Scripted> build_scripted(
+    const std::function<void(Scripted&)>& change) {
+  const auto model = build([&] {
+    TestModel result;
+    const auto owner = std::make_shared<Scripted>();
+    change(*owner);
+    result.owner = owner;
+    return result;
+  });
+  return std::static_pointer_cast<Scripted>(model.owner);
+}
+
+at::Tensor evaluate(const torch::jit::Module& module, const at::Tensor& input) {
+  const torch::NoGradGuard no_grad;
+  auto same = module; // forward() is not const
+  return same.forward({input}).toTensor();
+}
+
 } // namespace fsdp::testing

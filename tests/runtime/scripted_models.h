@@ -4,6 +4,7 @@
 
 #include <torch/script.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -29,5 +30,12 @@ torch::jit::Module reread(const torch::jit::Module& module);
 /// A model for expect_same_training; `change` makes another module of it.
 MakeModel scripted_model(std::function<void(Scripted&)> change = [](Scripted&) {
 });
+
+/// One such model, built under the lock and with the seed of build().
+std::shared_ptr<Scripted> build_scripted(
+    const std::function<void(Scripted&)>& change = [](Scripted&) {});
+
+/// What `module` computes without autograd.
+at::Tensor evaluate(const torch::jit::Module& module, const at::Tensor& input);
 
 } // namespace fsdp::testing

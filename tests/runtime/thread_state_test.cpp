@@ -189,5 +189,31 @@ TEST(ThreadState, ContentsOfAnotherTypeAreRefused) {
       {"parameter 'layer2.weight'", "another dtype", "Double"});
 }
 
+TEST(ThreadState, BadContentsInARegionAreRefusedWhenItCloses) {
+  for (const bool throws : {false, true}) {
+    expect_same_program(
+        program_with([throws](TanhLayers& m, Trial& run) {
+          if (run.sharded()) {
+            const auto text = error_of([&] {
+              run.forward([&] {
+                m.weight(1).set_data(torch::ones({2, 3}));
+                if (throws) {
+                  throw std::runtime_error("parameter 'layer1.weight' broken");
+                }
+              });
+            });
+            EXPECT_PRED_FORMAT2(IsSubstring, "'layer1.weight'", text);
+            EXPECT_PRED_FORMAT2(
+                IsSubstring, throws ? "broken" : "another size", text);
+            for (const auto& parameter : run.parameters()) {
+              EXPECT_EQ(parameter.dim(), 1);
+            }
+          }
+          train(m, run);
+        }),
+        {.strategies = kSharded});
+  }
+}
+
 } // namespace
 } // namespace fsdp::testing::thread_state

@@ -1,16 +1,13 @@
 // TorchScript: forked tasks, frozen modules, traces with weights as constants,
-// fused kernels, files.
+// files.
 
 #include "harness/chain.h"
 #include "scripted_models.h"
 
-#include <torch/csrc/jit/codegen/fuser/interface.h>
 #include <torch/csrc/jit/frontend/resolver.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/jit/passes/freeze_module.h>
-#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
-#include <torch/csrc/jit/tensorexpr/kernel.h>
 
 #include <sstream>
 
@@ -18,24 +15,6 @@ namespace fsdp::testing {
 namespace {
 
 using at::Tensor;
-
-std::shared_ptr<Scripted> build_special(
-    const std::function<void(Scripted&)>& change = [](Scripted&) {}) {
-  const auto model = build([&] {
-    TestModel result;
-    const auto owner = std::make_shared<Scripted>();
-    change(*owner);
-    result.owner = owner;
-    return result;
-  });
-  return std::static_pointer_cast<Scripted>(model.owner);
-}
-
-Tensor evaluate_special(const torch::jit::Module& module, const Tensor& words) {
-  const torch::NoGradGuard no_grad;
-  auto copy = module; // forward() is not const
-  return copy.forward({words}).toTensor();
-}
 
 /// Knows `fork`, which libtorch's own resolver for C++ does not.
 struct ForkResolver final : torch::jit::NativeResolver {
@@ -99,13 +78,15 @@ TEST(TorchScript, ForkedTasksOfOneUnitTrainOnSeveralRanks) {
   // One unit: the order in which tasks read weights does not matter.
   ParitySettings settings;
   settings.steps = 10;
+  settings.world_sizes = {3};
+  settings.strategies = {Strategy::kFullShard};
   expect_same_training(forking_model(true), settings);
 }
 
 TEST(TorchScript, ModuleThatWasFrozenBeforeHoldsViewsOfTheWeights) {
-  const auto model = build_special();
+  const auto model = build_scripted();
   model->module.eval();
-  const auto expected = evaluate_special(model->module, model->words);
+  const auto expected = evaluate(model->module, model->words);
   auto frozen = torch::jit::freeze(model->module);
   EXPECT_EQ(frozen.named_parameters().size(), 0U);
   EXPECT_TRUE(fails_with(
@@ -114,19 +95,19 @@ TEST(TorchScript, ModuleThatWasFrozenBeforeHoldsViewsOfTheWeights) {
   frozen = torch::jit::freeze(reread(model->module)); // of a copy
   model->module = reread(model->module);
   const ShardedTensors net(units_of(model->module));
-  EXPECT_TRUE(at::allclose(evaluate_special(frozen, model->words), expected));
+  EXPECT_TRUE(at::allclose(evaluate(frozen, model->words), expected));
 }
 
 TEST(TorchScript, FreezingInARegionIsAnErrorOrWorksInRegions) {
   const auto expected = [] {
-    const auto model = build_special();
-    return evaluate_special(model->module, model->words);
+    const auto model = build_scripted();
+    return evaluate(model->module, model->words);
   }();
   for (const int world_size : {1, 2, 3}) {
     run_as_threads(
         world_size,
         [&](const World& world) {
-          const auto model = build_special();
+          const auto model = build_scripted();
           model->module.eval();
           ShardedTensors net(units_of(model->module), world);
           torch::jit::Module frozen("none");
@@ -135,21 +116,18 @@ TEST(TorchScript, FreezingInARegionIsAnErrorOrWorksInRegions) {
           });
           if (error.empty()) {
             EXPECT_TRUE(all_close(
-                net.call(
-                    [&] { return evaluate_special(frozen, model->words); }),
+                net.call([&] { return evaluate(frozen, model->words); }),
                 expected,
                 1e-6,
                 1e-8));
             EXPECT_TRUE(fails_with(
-                [&] { evaluate_special(frozen, model->words); },
+                [&] { evaluate(frozen, model->words); },
                 {"outside of a region", "or a view of it"}));
           } else {
             EXPECT_NE(error.find("fsdp: "), std::string::npos) << error;
           }
           EXPECT_TRUE(all_close(
-              net.call([&] {
-                return evaluate_special(model->module, model->words);
-              }),
+              net.call([&] { return evaluate(model->module, model->words); }),
               expected,
               1e-6,
               1e-8));
@@ -165,12 +143,14 @@ TEST(TorchScript, TraceOfWeightsAsConstantsRunsInRegions) {
         [](const World& world) {
           const auto chain = build_chain();
           const auto forward = [&](Tensor y) {
-            for (auto& layer : chain->layers) { // constants record no graph
-              y = torch::tanh(torch::linear(
-                  y, layer->weight.detach(), layer->bias.detach()));
+            for (auto& layer : chain->layers) {
+              y = torch::tanh(layer->forward(y));
             }
             return y;
           };
+          for (auto& parameter : chain->parameters()) {
+            parameter.set_requires_grad(false); // a constant records no graph
+          }
           const auto expected = forward(chain->x);
           ShardedTensors net(chain->units(), world);
           const torch::NoGradGuard no_grad;
@@ -207,8 +187,8 @@ TEST(TorchScript, FileThatIsWrittenInARegionIsAnError) {
   run_as_threads(
       2,
       [](const World& world) {
-        const auto model = build_special();
-        const auto expected = evaluate_special(model->module, model->words);
+        const auto model = build_scripted();
+        const auto expected = evaluate(model->module, model->words);
         ShardedTensors net(units_of(model->module), world);
         EXPECT_TRUE(fails_with(
             [&] {
@@ -224,160 +204,10 @@ TEST(TorchScript, FileThatIsWrittenInARegionIsAnError) {
           model->module.save(stream);
         }
         const auto plain = torch::jit::load(stream);
-        EXPECT_TRUE(all_close(
-            evaluate_special(plain, model->words), expected, 1e-6, 1e-8));
+        EXPECT_TRUE(
+            all_close(evaluate(plain, model->words), expected, 1e-6, 1e-8));
       },
       kWaitLimit);
-}
-
-/// Lets libtorch fuse pointwise operators on CPU, as it does on GPUs. The
-/// kernels read memory without operators.
-class ForcedFuser {
- public:
-  explicit ForcedFuser(bool enabled)
-      : must_use_llvm_(torch::jit::tensorexpr::getTEMustUseLLVMOnCPU()),
-        could_fuse_(torch::jit::canFuseOnCPU()),
-        was_enabled_(torch::jit::tensorExprFuserEnabled()) {
-    torch::jit::tensorexpr::getTEMustUseLLVMOnCPU() = false;
-    torch::jit::overrideCanFuseOnCPU(true);
-    torch::jit::setTensorExprFuserEnabled(enabled);
-  }
-  ~ForcedFuser() {
-    torch::jit::tensorexpr::getTEMustUseLLVMOnCPU() = must_use_llvm_;
-    torch::jit::overrideCanFuseOnCPU(could_fuse_);
-    torch::jit::setTensorExprFuserEnabled(was_enabled_);
-  }
-  ForcedFuser(const ForcedFuser&) = delete;
-  ForcedFuser& operator=(const ForcedFuser&) = delete;
-
- private:
-  bool must_use_llvm_;
-  bool could_fuse_;
-  bool was_enabled_;
-};
-
-bool last_graph_was_fused() {
-  const auto text = torch::jit::lastExecutedOptimizedGraph()->toString();
-  return text.find("TensorExpr") != std::string::npos;
-}
-
-/// Reads weights of two units in pointwise operators only: all in one kernel.
-struct Pointwise {
-  torch::jit::Module module{"Pointwise"};
-  Tensor x = torch::randn({kRows, 65});
-
-  Pointwise() {
-    for (const auto* name : {"gain", "shift"}) {
-      module.register_parameter(name, torch::randn({65}), false);
-    }
-    module.define(R"(
-      def forward(self, x: Tensor) -> Tensor:
-          y = torch.tanh(x * self.gain + self.shift)
-          return torch.sigmoid(y) * y * self.gain + torch.tanh(y + self.shift)
-    )");
-  }
-  NamedUnits units() const {
-    return {
-        {"gain", {{"gain", module.attr("gain").toTensor()}}},
-        {"shift", {{"shift", module.attr("shift").toTensor()}}}};
-  }
-  Tensor run() { return evaluate_special(module, x); }
-};
-
-std::shared_ptr<Pointwise> build_pointwise() {
-  const auto model = build([] {
-    TestModel result;
-    result.owner = std::make_shared<Pointwise>();
-    return result;
-  });
-  return std::static_pointer_cast<Pointwise>(model.owner);
-}
-
-TEST(TorchScriptFuser, FusedKernelsOverWeightsAreAClearError) {
-  const ForcedFuser forced(true);
-  const auto plain = build_pointwise();
-  const auto expected = plain->run();
-  for (int i = 0; i < 4; ++i) {
-    plain->run();
-  }
-  ASSERT_TRUE(last_graph_was_fused());
-  for (const int world_size : {1, 2}) {
-    run_as_threads(
-        world_size,
-        [&](const World& world) {
-          const auto model = build_pointwise();
-          ShardedTensors net(model->units(), world);
-          // Right until a plan with fused kernels is made; then the kernel
-          // finds no memory.
-          std::string error;
-          for (int i = 0; i < 6 && error.empty(); ++i) {
-            error = error_of([&] {
-              EXPECT_TRUE(all_close(
-                  net.call([&] { return model->run(); }), expected, 1e-6, 1e-8))
-                  << i;
-            });
-          }
-          EXPECT_NE(error.find("without an operator"), std::string::npos)
-              << error;
-        },
-        kWaitLimit);
-  }
-}
-
-TEST(TorchScriptFuser, SwitchedOffComputesRight) {
-  const ForcedFuser forced(false);
-  const auto expected = build_pointwise()->run();
-  for (const int world_size : {1, 2, 3}) {
-    run_as_threads(
-        world_size,
-        [&](const World& world) {
-          const auto model = build_pointwise();
-          ShardedTensors net(model->units(), world, Options().slots(1));
-          for (int i = 0; i < 5; ++i) {
-            EXPECT_TRUE(all_close(
-                net.call([&] { return model->run(); }), expected, 1e-6, 1e-8))
-                << i;
-          }
-        },
-        kWaitLimit);
-  }
-}
-
-TEST(TorchScriptFuser, SwitchedOffTrains) {
-  const ForcedFuser forced(false);
-  ParitySettings settings;
-  settings.world_sizes = {2};
-  settings.strategies = {Strategy::kFullShard};
-  expect_same_training(scripted_model(), settings);
-}
-
-TEST(TorchScriptFuser, PlansFromBeforeItWasSwitchedOffAreAClearErrorOrRight) {
-  const auto expected = build_pointwise()->run();
-  for (const int world_size : {1, 2}) {
-    const ForcedFuser forced(true);
-    run_as_threads(
-        world_size,
-        [&](const World& world) {
-          const auto model = build_pointwise();
-          for (int i = 0; i < 4; ++i) {
-            model->run();
-          }
-          torch::jit::setTensorExprFuserEnabled(false);
-          ShardedTensors net(model->units(), world);
-          for (int i = 0; i < 4; ++i) {
-            Tensor y;
-            const auto error =
-                error_of([&] { y = net.call([&] { return model->run(); }); });
-            if (error.empty()) {
-              EXPECT_TRUE(all_close(y, expected, 1e-6, 1e-8)) << i;
-            } else {
-              EXPECT_NE(error.find("without an operator"), std::string::npos)
-                  << error;
-            }
-          }
-        },
-        kWaitLimit);
-  }
 }
 
 } // namespace

@@ -109,26 +109,23 @@ TEST(TorchScript, ExecutorWithoutProfilesTrains) {
   expect_same_training(scripted_model(read_again), settings);
 }
 
-/// What a model computes in evaluation.
-Tensor evaluate(Scripted& model) {
-  const torch::NoGradGuard no_grad;
-  return model.module.forward({model.words}).toTensor();
-}
-
-std::shared_ptr<Scripted> build_scripted(
-    const std::function<void(Scripted&)>& change = [](Scripted&) {}) {
-  const auto model = build([&] {
-    TestModel result;
-    const auto owner = std::make_shared<Scripted>();
-    change(*owner);
-    result.owner = owner;
-    return result;
-  });
-  return std::static_pointer_cast<Scripted>(model.owner);
+TEST(TorchScript, ComputesInBfloat16) {
+  // No reference casts in the same places; the bound is that of 16 bits.
+  const Flag executor(torch::jit::getExecutorMode(), false);
+  ParitySettings settings;
+  settings.options.mixed_precision(
+      {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
+  settings.loss_tolerance = 5e-2;
+  settings.parameter_tolerance = 5e-2;
+  expect_same_training(scripted_model(read_again), settings);
+  expect_same_training(scripted_model(trace), settings);
 }
 
 void expect_same_evaluation() {
-  const auto expected = evaluate(*build_scripted());
+  const auto expected = [] {
+    const auto model = build_scripted();
+    return evaluate(model->module, model->words);
+  }();
   for (const int world_size : {1, 2, 3, 4}) {
     for (const auto strategy :
          {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
@@ -140,7 +137,8 @@ void expect_same_evaluation() {
             ShardedTensors net(
                 units_of(model->module), world, Options().strategy(strategy));
             for (int i = 0; i < 5; ++i) {
-              const auto y = net.call([&] { return evaluate(*model); });
+              const auto y = net.call(
+                  [&] { return evaluate(model->module, model->words); });
               EXPECT_TRUE(all_close(y, expected, 1e-6, 1e-8)) << i;
             }
           },

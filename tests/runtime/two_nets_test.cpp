@@ -1,62 +1,11 @@
-// Several nets in one program: a backward pass opens those that it involves.
+// Two nets that train together, in one graph or by turns.
 
-#include "harness/chain.h"
+#include "net_pair.h"
 
 namespace fsdp::testing {
 namespace {
 
 using at::Tensor;
-
-/// Two nets, sharded or plain.
-struct Pair {
-  explicit Pair(const World* world, Strategy strategy = Strategy::kFullShard)
-      : first(build_chain(2)),
-        second(build_chain(3)) {
-    if (world != nullptr) {
-      const auto options = Options().strategy(strategy);
-      first_net =
-          std::make_unique<ShardedTensors>(first->units(), *world, options);
-      second_net =
-          std::make_unique<ShardedTensors>(second->units(), *world, options);
-    }
-  }
-
-  template <class F>
-  static Tensor call(const std::unique_ptr<ShardedTensors>& net, F&& function) {
-    return net ? net->call(function) : function();
-  }
-  template <class F>
-  Tensor call_first(F&& function) {
-    return call(first_net, std::forward<F>(function));
-  }
-  template <class F>
-  Tensor call_second(F&& function) {
-    return call(second_net, std::forward<F>(function));
-  }
-
-  /// Whole parameters of both.
-  std::vector<Tensor> parameters() const {
-    std::vector<Tensor> values;
-    for (const auto* chain : {first.get(), second.get()}) {
-      const auto& net = chain == first.get() ? first_net : second_net;
-      if (net) {
-        for (auto& [name, value] : whole_values(*net)) {
-          values.push_back(value);
-        }
-      } else {
-        for (const auto& value : chain->parameters()) {
-          values.push_back(value.detach().clone());
-        }
-      }
-    }
-    return values;
-  }
-
-  std::shared_ptr<Chain> first;
-  std::shared_ptr<Chain> second;
-  std::unique_ptr<ShardedTensors> first_net;
-  std::unique_ptr<ShardedTensors> second_net;
-};
 
 struct Outcome {
   std::vector<double> losses;
@@ -189,56 +138,6 @@ TEST(TwoNets, OneLossOverTwoRootsAndOneOptimizer) {
   });
 }
 
-/// Whether a weight shows its shard.
-bool is_sharded(const Tensor& weight) {
-  return weight.dim() == 1;
-}
-
-TEST(TwoNets, UnrelatedBackwardOpensNoRegionAndWaitsForNobody) {
-  expect_undisturbed(
-      [](Chain& chain, ShardedTensors& net) {
-        if (net.world().rank() != net.world().size() - 1) {
-          return;
-        }
-        const auto gathers = net.gathers();
-        bool sharded = false;
-        auto z = torch::randn({3}).requires_grad_();
-        auto y = z.pow(2);
-        y.register_hook(
-            [&](const Tensor&) { sharded = is_sharded(chain.weight(0)); });
-        y.sum().backward();
-        EXPECT_TRUE(sharded);
-        EXPECT_TRUE(at::equal(z.grad(), 2 * z.detach()));
-        EXPECT_EQ(net.gathers(), gathers);
-        EXPECT_FALSE(chain.weight(0).grad().defined());
-      },
-      split_strategies());
-}
-
-TEST(TwoNets, BackwardOpensOnlyTheNetThatItReaches) {
-  run_as_threads(
-      2,
-      [](const World& world) {
-        Pair pair(&world);
-        const auto fake =
-            pair.call_first([&] { return pair.first->forward(pair.first->x); });
-        const auto loss = pair.call_second([&] {
-          auto y = pair.second->forward(fake.detach());
-          y.register_hook([&](const Tensor&) {
-            EXPECT_TRUE(is_sharded(pair.first->weight(0)));
-            EXPECT_FALSE(is_sharded(pair.second->weight(0)));
-          });
-          return y.pow(2).mean();
-        });
-        const auto gathers = pair.first_net->gathers();
-        loss.backward();
-        EXPECT_EQ(pair.first_net->gathers(), gathers);
-        EXPECT_FALSE(pair.first->weight(0).grad().defined());
-        EXPECT_TRUE(pair.second->weight(0).grad().defined());
-      },
-      kWaitLimit);
-}
-
 TEST(TwoNets, BackwardInAHookMayInvolveAnotherNet) {
   expect_same_outcome([](Pair& pair) {
     const auto loss = pair.call_first([&] {
@@ -259,36 +158,6 @@ TEST(TwoNets, BackwardInAHookMayInvolveAnotherNet) {
     Outcome outcome{{loss.item<double>()}, pair.parameters()};
     return outcome;
   });
-}
-
-TEST(TwoNets, RanksMayUseDifferentNets) {
-  // Rank 0 trains the first with one group of ranks, rank 1 the second with
-  // another: nobody waits for a net that it has no part in.
-  run_as_threads(
-      4,
-      [](const World& world) {
-        const auto half = world.split(world.rank() % 2, world.rank());
-        const auto chain = build_chain(world.rank() % 2 == 0 ? 2 : 3);
-        const auto plain = build_chain(world.rank() % 2 == 0 ? 2 : 3);
-        ShardedTensors net(chain->units(), half);
-        const auto rows = torch::arange(kRows);
-        auto optimizer = adam(chain->parameters());
-        auto expected = adam(plain->parameters());
-        for (int step = 0; step < 3; ++step) {
-          net.call([&] { return chain->loss(rows); }).backward();
-          plain->loss(rows).backward();
-          optimizer.step();
-          expected.step();
-          optimizer.zero_grad();
-          expected.zero_grad();
-        }
-        const auto values = whole_values(net);
-        for (size_t i = 0; i < values.size(); ++i) {
-          EXPECT_TRUE(all_close(
-              values[i].second, plain->parameters()[i].detach(), 1e-6, 1e-8));
-        }
-      },
-      kWaitLimit);
 }
 
 } // namespace
