@@ -5,12 +5,18 @@
 
 namespace nn = torch::nn;
 
+struct BlockImpl : nn::Module {
+  nn::Linear linear = register_module("linear", nn::Linear(64, 64));
+  at::Tensor forward(const at::Tensor& x) { return linear(x).tanh(); }
+};
+TORCH_MODULE(Block);
+
 struct ModelImpl : nn::Module { // any torch::nn::Module
   nn::Sequential blocks = register_module("blocks", nn::Sequential());
   nn::Linear head = register_module("head", nn::Linear(64, 1));
   ModelImpl() {
     for (int i = 0; i < 4; ++i) {
-      blocks->push_back(nn::Sequential(nn::Linear(64, 64), nn::Tanh()));
+      blocks->push_back(Block());
     }
   }
   at::Tensor forward(const at::Tensor& x) { return head(blocks->forward(x)); }
@@ -19,7 +25,7 @@ TORCH_MODULE(Model);
 
 void train(const fsdp::World& world) {
   const auto options = fsdp::Options()
-                           .units(fsdp::named("blocks.*"))
+                           .units(fsdp::each<Block>())
                            .sync_module_states(true); // start from rank 0
   fsdp::FullyShardedDataParallel net(Model(), world, options);
   torch::optim::AdamW optimizer(net.parameters(), 1e-3);

@@ -3,7 +3,7 @@
 // same for a plain and a sharded model) and train_sharded() in runs.cpp.
 
 #include "compare.h"
-#include "progress.h"
+#include "output_file.h"
 #include "report.h"
 #include "runs.h"
 #include "settings.h"
@@ -21,27 +21,30 @@ std::vector<std::string> run(Settings settings) {
   const auto data = split(read_table(settings.data));
   check_fits(settings, data.train.rows(), data.held_out.rows());
   settings.model.columns = data.train.x.size(1);
-  auto log = open_output(settings.log, "--log");
-  auto summary = open_output(settings.summary, "--summary");
+  OutputFile log(settings.log, "--log");
+  OutputFile summary(settings.summary, "--summary");
   const auto baseline = nearest_centroid_accuracy(data, settings.model.classes);
 
   print_plan(std::cout, settings, data);
-  const auto runs = run_all(settings, data, log);
+  const auto runs = run_all(settings, data, log.stream());
   if (settings.compare) {
     print_losses(std::cout, runs, settings.tolerance);
   }
   print_figures(std::cout, runs, settings.batch, baseline);
-  const auto faults = settings.compare ? find_faults(runs, settings)
-                                       : std::vector<std::string>();
-  write_summary(summary, settings, runs, baseline, faults);
+  auto faults = settings.compare ? find_faults(runs, settings)
+                                 : std::vector<std::string>();
+  write_summary(summary.stream(), settings, runs, baseline, faults);
+  log.close();
+  summary.close();
   return faults;
 }
 
-/// The last line of --compare.
+/// The last line of --compare: of a fault that has more lines, the first.
 void print_verdict(const std::vector<std::string>& faults) {
   std::cout << "demo: " << (faults.empty() ? "ok" : "FAILED: ");
   for (size_t i = 0; i < faults.size(); ++i) {
-    std::cout << (i == 0 ? "" : "; ") << faults[i];
+    std::cout << (i == 0 ? "" : "; ")
+              << faults[i].substr(0, faults[i].find('\n'));
   }
   std::cout << std::endl;
 }

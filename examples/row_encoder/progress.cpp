@@ -2,9 +2,9 @@
 
 #include <unistd.h>
 
-#include <filesystem>
 #include <iomanip>
 #include <iostream>
+#include <sstream>
 
 namespace row_encoder {
 
@@ -54,21 +54,6 @@ void Progress::draw_bar(const Step& step) {
             << std::string(kWidth - done, '.') << "]" << text_of(step, steps_)
             << std::flush;
   line_open_ = true;
-}
-
-std::ofstream open_output(const std::string& path, const std::string& option) {
-  std::ofstream file;
-  if (path.empty()) {
-    return file;
-  }
-  std::error_code error; // an unusable folder shows when the file is opened
-  std::filesystem::create_directories(
-      std::filesystem::path(path).parent_path(), error);
-  file.open(path);
-  if (!file) {
-    throw UsageError(option + ": cannot write to '" + path + "'.");
-  }
-  return file;
 }
 
 } // namespace row_encoder

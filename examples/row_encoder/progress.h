@@ -3,7 +3,6 @@
 #include "train.h"
 
 #include <chrono>
-#include <fstream>
 #include <string>
 
 namespace row_encoder {
@@ -27,9 +26,5 @@ class Progress {
   bool line_open_ = false;
   std::chrono::steady_clock::time_point drawn_;
 };
-
-/// Opens `path` for writing and makes its folder; an empty path opens nothing.
-/// Throws UsageError, which names `option`.
-std::ofstream open_output(const std::string& path, const std::string& option);
 
 } // namespace row_encoder

@@ -28,6 +28,7 @@ Json describe(const Settings& settings) {
       {"ranks", settings.ranks},
       {"units", settings.units},
       {"strategy", name_of(settings.strategy)},
+      {"compare", settings.compare},
       {"tolerance", settings.tolerance},
       {"min_accuracy", settings.min_accuracy}};
 }

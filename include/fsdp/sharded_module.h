@@ -27,9 +27,8 @@ class Net;
 
 /// While one is open, the parameters of its net have their whole shape, and
 /// operators that read them find them whole, also through methods other than
-/// forward and in code outside of the module. Regions nest. Opening is local.
-///
-/// Collective: closing the outermost region, when a backward pass ran inside it.
+/// forward and in code outside of the module. Regions nest. Opening and closing
+/// are local; gathers happen when operators read weights.
 class FSDP_API Region {
  public:
   Region(Region&& other) noexcept;
@@ -53,7 +52,8 @@ class FSDP_API Region {
 };
 
 /// While one lives, gradients are kept whole on their rank and not reduced. The
-/// next backward pass without one reduces their sum.
+/// next backward pass without one reduces their sum. When a pass fails, gradients
+/// that wait are dropped with it, on all ranks, and the next call says so.
 class FSDP_API NoSync {
  public:
   NoSync(NoSync&& other) noexcept;
@@ -198,6 +198,7 @@ class FSDP_API ShardedModule {
   std::shared_ptr<detail::Net> net_;
   std::vector<std::pair<std::string, at::Tensor>> parameters_;
   std::vector<std::pair<std::string, at::Tensor>> ignored_;
+  std::vector<std::pair<std::string, at::Tensor>> ignored_aliases_;
 };
 
 /// torch::save(net, file) would write one rank's shards. Save the module that

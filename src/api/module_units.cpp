@@ -264,6 +264,8 @@ class Collector {
       if (ignored_seen_.insert(identity).second) {
         result_.ignored.emplace_back(name, tensor);
         result_.parameters.emplace_back(name, tensor);
+      } else {
+        result_.ignored_aliases.emplace_back(name, tensor);
       }
       return;
     }

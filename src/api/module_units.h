@@ -16,6 +16,8 @@ namespace fsdp::detail {
 struct ModuleUnits {
   std::vector<UnitSpec> units; // the root first; no unit is empty
   std::vector<std::pair<std::string, at::Tensor>> ignored;
+  /// Further names of ignored parameters.
+  std::vector<std::pair<std::string, at::Tensor>> ignored_aliases;
   /// All of them, in order of registration, each once.
   std::vector<std::pair<std::string, at::Tensor>> parameters;
 };

@@ -196,6 +196,7 @@ void ShardedModule::shard(
   net_ = make_net(world, units, module, options);
   parameters_ = std::move(units.parameters);
   ignored_ = std::move(units.ignored);
+  ignored_aliases_ = std::move(units.ignored_aliases);
 }
 
 const std::shared_ptr<detail::Net>& ShardedModule::net() const {
@@ -232,10 +233,12 @@ std::vector<int64_t> ShardedModule::full_sizes(const std::string& name) const {
       }
     }
   });
-  for (const auto& [each, tensor] : ignored_) {
-    if (each == name) {
-      sizes = tensor.sizes().vec();
-      found = true;
+  for (const auto* list : {&ignored_, &ignored_aliases_}) {
+    for (const auto& [each, tensor] : *list) {
+      if (each == name) {
+        sizes = tensor.sizes().vec();
+        found = true;
+      }
     }
   }
   TORCH_CHECK_VALUE(
@@ -289,6 +292,7 @@ void ShardedModule::unwrap_parameters() {
 }
 
 void ShardedModule::average_ignored_gradients() {
+  net(); // throws when there is none
   const detail::InternalGuard internal;
   for (const auto& [name, tensor] : ignored_) {
     if (!tensor.requires_grad()) {

@@ -110,6 +110,10 @@ void run_replaced_hook(const at::Tensor& parameter) {
 Net* net_of(const at::Tensor& variable) {
   const auto* hook = hook_of(variable);
   const auto* group = hook == nullptr ? nullptr : hook->group();
+  if (hook == nullptr) { // replaced by the program inside of a region
+    const auto* storage = unit_storage(variable);
+    group = storage == nullptr ? nullptr : storage->tag->group.load();
+  }
   return group == nullptr ? nullptr : &group->net();
 }
 

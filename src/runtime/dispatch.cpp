@@ -68,6 +68,9 @@ class OperatorCall {
     if (grad_shard_.defined()) {
       check_gradient_shard();
     }
+    if (frozen_shard_.defined() && reads_foreign_) {
+      refuse_shard(frozen_shard_); // it would broadcast, or be cut off
+    }
   }
 
   const Groups& whole() const { return whole_; }
@@ -86,6 +89,7 @@ class OperatorCall {
   void classify(const at::Tensor& tensor, bool writes);
   void classify_whole(const at::Tensor& tensor, FlatGroup* group, bool writes);
   void classify_shard(const at::Tensor& tensor, FlatGroup* group, bool writes);
+  [[noreturn]] void refuse_shard(const at::Tensor& tensor) const;
   void classify_gradient(
       const at::Tensor& tensor,
       const UnitStorage& storage,
@@ -100,7 +104,9 @@ class OperatorCall {
   Groups written_;
   Groups written_shards_;
   bool reads_derived_ = false; // values computed only from weights
-  bool reads_others_ = false; // tensors that are none of ours
+  bool reads_others_ = false; // tensors that are no weights
+  bool reads_foreign_ = false; // tensors that are none of ours
+  at::Tensor frozen_shard_; // of a parameter, while autograd records
   at::Tensor grad_shard_; // one that it reads
   at::Tensor foreign_written_; // a tensor of the program that it writes
 };
@@ -117,8 +123,9 @@ void OperatorCall::classify(const at::Tensor& tensor, bool writes) {
   }
   auto* storage = unit_storage(tensor);
   if (storage == nullptr) {
-    reads_others_ = reads_others_ ||
+    reads_foreign_ = reads_foreign_ ||
         !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    reads_others_ = reads_others_ || reads_foreign_;
     if (writes) {
       foreign_written_ = tensor;
     }
@@ -173,20 +180,28 @@ void OperatorCall::classify_shard(
   if (group == nullptr) {
     return; // what is left of a net that is gone: an ordinary tensor
   }
-  const bool recorded = at::GradMode::is_enabled() && tensor.requires_grad();
-  const bool allowed = !recorded || info_.allowed_on_shard;
-  if (!allowed) {
-    const auto& name = shard_name(*group, tensor);
-    TORCH_CHECK_VALUE(
-        false,
-        "fsdp: ", info_.name, " uses parameter '", name, "' outside of a region;"
-        " there it is a shard of ", tensor.numel(), " elements (",
-        group->net().rank_text(), "). Call the net, net(x), or net.call(...), or"
-        " hold net.region(); module->forward(x) alone does not open one.");
+  if (at::GradMode::is_enabled() && !info_.allowed_on_shard) {
+    if (tensor.requires_grad()) {
+      refuse_shard(tensor);
+    }
+    if (is_parameter(*group, tensor)) {
+      frozen_shard_ = tensor;
+    }
   }
   if (writes) {
     add(written_shards_, group);
   }
+}
+
+void OperatorCall::refuse_shard(const at::Tensor& tensor) const {
+  const auto& group = *unit_storage(tensor)->tag->group.load();
+  TORCH_CHECK_VALUE(
+      false,
+      "fsdp: ", info_.name, " uses parameter '", shard_name(group, tensor),
+      "' outside of a region; there it is a shard of ", tensor.numel(),
+      " elements (", group.net().rank_text(), "). Call the net, net(x), or"
+      " net.call(...), or hold net.region(); module->forward(x) alone does not"
+      " open one.");
 }
 
 void OperatorCall::classify_gradient(

@@ -157,14 +157,16 @@ void FlatGroup::enter_region() {
   }
 }
 
-void FlatGroup::leave_region() {
+void FlatGroup::leave_region(Writes writes) {
   if (plain_) {
     return;
   }
   std::exception_ptr error;
   for (const auto i : c10::irange(layout_.size())) {
     auto& parameter = parameters_[i];
-    if (unit_storage(parameter.tensor) != whole_storage_.get()) {
+    const bool replaced = // by set_data inside the region
+        unit_storage(parameter.tensor) != whole_storage_.get();
+    if (replaced && writes == Writes::kKeep) {
       try {
         take_over(i, compute_dtype_);
       } catch (const std::exception&) {
@@ -173,6 +175,11 @@ void FlatGroup::leave_region() {
     }
     switch_to(parameter.tensor, parameter.sharded);
   }
+  if (before_writes_.defined() && writes == Writes::kDrop) {
+    const InternalGuard internal;
+    shard_.copy_(before_writes_);
+  }
+  before_writes_.reset();
   if (error) {
     std::rethrow_exception(error);
   }
@@ -251,10 +258,9 @@ void FlatGroup::finish_gather() {
 }
 
 void FlatGroup::prepare_write() {
-  if (whole_ && alias_ && !gathered_.defined() && layout_.total_numel() > 0) {
+  if (!before_writes_.defined()) {
     const InternalGuard internal;
-    gathered_ = shard_.clone();
-    give_memory(*whole_storage_, gathered_.data_ptr());
+    before_writes_ = shard_.clone();
   }
   written_ = true;
 }

@@ -100,7 +100,7 @@ class FlatGroup {
 
   /// SHARDED to RELEASED, and back (which takes over what was replaced inside).
   void enter_region();
-  void leave_region();
+  void leave_region(Writes writes);
 
   /// SHARDED to ordinary whole tensors in the dtype at rest, in memory of their
   /// own, and back. Collective: opening.
@@ -117,8 +117,8 @@ class FlatGroup {
   /// The same, without keeping writes.
   void discard();
 
-  /// An operator is about to write to whole weights. They are a copy until
-  /// release(), so that a failed region leaves no trace.
+  /// An operator is about to write to whole weights. The slice of now is kept
+  /// until the region closes, so that a failed one leaves no trace.
   void prepare_write();
   /// Brings writes to this rank's slice while the weights stay whole.
   void flush_writes();
@@ -163,6 +163,7 @@ class FlatGroup {
   c10::intrusive_ptr<UnitStorage> whole_storage_;
   at::Tensor shard_; // 1-D, this rank's slice
   at::Tensor gathered_; // 1-D, all slices; undefined while RELEASED
+  at::Tensor before_writes_; // 1-D, the slice before the first write
   at::Tensor whole_at_rest_; // 1-D, while open_whole()
   std::unique_ptr<Work> gather_;
   std::string released_message_;

@@ -220,7 +220,23 @@ Interval GroupGradients::part_of(int64_t index) const {
       : layout_->owned_in_part(index, group_.position());
 }
 
-void GroupGradients::add_to_grad(int64_t index, const at::Tensor& flat) {
+void GroupGradients::check_assignable() const {
+  for (const auto i : c10::irange(group_.layout().size())) {
+    const auto& parameter = group_.parameters()[i];
+    const auto& grad = parameter.tensor.grad();
+    const auto numel = part_of(i).numel();
+    TORCH_CHECK_VALUE(
+        !present_[i] || !grad.defined() || grad.numel() == numel,
+        "fsdp: .grad of parameter '", parameter.name(), "' has ", grad.numel(),
+        " elements, but this rank's shard has ", numel,
+        ". Call zero_grad() before the backward pass.");
+  }
+}
+
+void GroupGradients::add_to_grad(
+    int64_t index,
+    const at::Tensor& flat,
+    Accumulate accumulate) {
   const auto& parameter = group_.parameters()[index];
   const auto part = part_of(index);
   const auto storage = c10::intrusive_ptr<UnitStorage>::reclaim_copy(
@@ -234,19 +250,17 @@ void GroupGradients::add_to_grad(int64_t index, const at::Tensor& flat) {
       part.begin,
       ordinary ? Touched::kNo : Touched::kYes);
   auto& grad = parameter.tensor.mutable_grad();
-  if (!grad.defined()) {
-    grad = std::move(fresh);
+  if (grad.defined() && accumulate == Accumulate::kInPlace) {
+    grad.add_(fresh.view_as(grad));
     return;
   }
-  TORCH_CHECK_VALUE(
-      grad.numel() == part.numel(),
-      "fsdp: .grad of parameter '", parameter.name(), "' has ", grad.numel(),
-      " elements, but this rank's shard has ", part.numel(),
-      ". Call zero_grad() before the backward pass.");
-  grad.add_(fresh.view_as(grad));
+  if (grad.defined()) {
+    fresh.add_(grad.view_as(fresh));
+  }
+  grad = std::move(fresh);
 }
 
-std::vector<at::Tensor> GroupGradients::assign() {
+std::vector<at::Tensor> GroupGradients::assign(Accumulate accumulate) {
   const InternalGuard internal;
   std::vector<at::Tensor> assigned;
   if (result_.defined()) {
@@ -258,7 +272,7 @@ std::vector<at::Tensor> GroupGradients::assign() {
     unit_storage(result_)->graph_dropped = graph_dropped_;
     for (const auto i : c10::irange(group_.layout().size())) {
       if (present_[i]) {
-        add_to_grad(i, result_);
+        add_to_grad(i, result_, accumulate);
         assigned.push_back(group_.parameters()[i].tensor);
       }
     }

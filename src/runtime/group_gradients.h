@@ -17,6 +17,10 @@ namespace fsdp::detail {
 
 class FlatGroup;
 
+/// How a gradient is added to a .grad that is there: to the tensor itself, or as a
+/// new one, so that the old one can be put back.
+enum class Accumulate : uint8_t { kInPlace, kFresh };
+
 /// The gradients of one flat group, from their arrival (whole, of this rank
 /// alone) to the parameters' .grad (of the slice, of all ranks).
 ///
@@ -59,7 +63,10 @@ class GroupGradients {
   /// Sets or adds to .grad of the parameters that are present on some rank. The
   /// parameters are SHARDED. Later passes expect as many arrivals as this one.
   /// Returns the parameters that have got a gradient.
-  std::vector<at::Tensor> assign();
+  std::vector<at::Tensor> assign(Accumulate accumulate);
+
+  /// Throws when the .grad of a parameter has another size than its shard.
+  void check_assignable() const;
 
   /// Forgets everything since the last assign().
   void drop();
@@ -82,7 +89,10 @@ class GroupGradients {
   at::Tensor new_flat(int64_t numel, at::ScalarType dtype) const;
   void finish(Reduction& reduction);
   Interval part_of(int64_t index) const;
-  void add_to_grad(int64_t index, const at::Tensor& flat);
+  void add_to_grad(
+      int64_t index,
+      const at::Tensor& flat,
+      Accumulate accumulate);
 
   FlatGroup& group_;
   std::shared_ptr<Communicator> communicator_;

@@ -3,11 +3,13 @@
 #include "runtime/arrival_hook.h"
 #include "runtime/net.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -15,6 +17,9 @@
 namespace fsdp::detail {
 
 namespace {
+
+/// The end of a region that is open.
+constexpr uint64_t kOpen = std::numeric_limits<uint64_t>::max();
 
 /// The regions of each net, by the thread that recorded in them. Sequence
 /// numbers of a thread only grow and regions of one net do not overlap, so each
@@ -26,13 +31,28 @@ class RegionHistory {
     uint64_t end;
   };
 
-  void record(uint64_t thread, const std::weak_ptr<Net>& net, Region region) {
+  void begin(uint64_t thread, const std::weak_ptr<Net>& net, uint64_t sequence) {
     const std::lock_guard lock(mutex_);
     auto& regions = list_of(nets_[thread], net);
     if (regions.size() >= kMaxRegions) { // graphs so old are gone
       regions.erase(regions.begin(), regions.begin() + kMaxRegions / 2);
     }
-    regions.push_back(region);
+    if (!regions.empty()) {
+      regions.back().end = std::min(regions.back().end, sequence);
+    }
+    regions.push_back({sequence, kOpen});
+  }
+
+  void end(uint64_t thread, const std::weak_ptr<Net>& net, uint64_t sequence) {
+    const std::lock_guard lock(mutex_);
+    auto& regions = list_of(nets_[thread], net);
+    if (regions.empty()) {
+      return;
+    }
+    regions.back().end = sequence;
+    if (regions.back().begin >= sequence) { // recorded nothing
+      regions.pop_back();
+    }
   }
 
   /// Calls `found` for each net in whose region the node was made.
@@ -102,11 +122,16 @@ void add_nets_of(torch::autograd::Node& node, NetList& nets) {
 
 } // namespace
 
-void record_region(const std::weak_ptr<Net>& net, uint64_t begin, uint64_t end) {
-  if (begin < end) {
-    history().record(
-        at::RecordFunction::currentThreadId(), net, {begin, end});
-  }
+uint64_t begin_region(const std::weak_ptr<Net>& net) {
+  const auto thread = at::RecordFunction::currentThreadId();
+  history().begin(thread, net, at::sequence_number::peek());
+  return thread;
+}
+
+void end_region(const std::weak_ptr<Net>& net, uint64_t thread) {
+  // Another thread may close it: then the next region of the net bounds it.
+  const bool same = thread == at::RecordFunction::currentThreadId();
+  history().end(thread, net, same ? at::sequence_number::peek() : kOpen);
 }
 
 NetList involved_nets(const torch::autograd::edge_list& roots) {
@@ -127,6 +152,9 @@ NetList involved_nets(const torch::autograd::edge_list& roots) {
     add_nets_of(*node, nets);
     visit(node->next_edges());
   }
+  std::sort(nets.begin(), nets.end(), [](const auto& a, const auto& b) {
+    return a->id() < b->id();
+  });
   return nets;
 }
 

@@ -7,11 +7,11 @@
 #include "runtime/involvement.h"
 #include "runtime/recipe.h"
 
-#include <ATen/SequenceNumber.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
-#include <map>
+#include <atomic>
+#include <utility>
 
 namespace fsdp::detail {
 
@@ -25,8 +25,17 @@ std::shared_ptr<Net> Net::make(
   return net;
 }
 
+namespace {
+
+uint64_t next_id() {
+  static std::atomic<uint64_t> id{0};
+  return id++;
+}
+
+} // namespace
+
 Net::Net(World world, NetSettings settings)
-    : world_(std::move(world)), settings_(settings) {
+    : world_(std::move(world)), settings_(settings), id_(next_id()) {
   // Gathers, reductions and reports are three sequences that each rank calls in
   // the same order by itself, but not always interleaved in the same way.
   communicate([&] {
@@ -153,6 +162,7 @@ void Net::enter(RegionKind kind, bool accumulates) {
   }
   ++depth_;
   if (kind == RegionKind::kBackward) {
+    ran_backward_ = ran_backward_ || accumulates;
     accumulated_ = accumulated_ || accumulates;
     if (backward_depth_++ == 0) {
       each_group([](FlatGroup& group) { install_arrival_hooks(group); });
@@ -176,9 +186,16 @@ void Net::open(RegionKind kind) {
   each_group([](FlatGroup& group) { group.enter_region(); });
   owner_ = std::this_thread::get_id();
   records_graph_ = at::GradMode::is_enabled();
-  sequence_begin_ = at::sequence_number::peek();
+  region_thread_ = begin_region(weak_from_this());
   accumulated_ = false;
+  ran_backward_ = false;
   broken_.reset();
+}
+
+void Net::note_epochs_outside_of_regions() {
+  if (depth_ == 0) {
+    note_epochs();
+  }
 }
 
 void Net::note_epochs() {
@@ -189,29 +206,61 @@ void Net::note_epochs() {
 }
 
 void Net::leave(RegionKind kind) {
-  std::vector<at::Tensor> assigned;
+  std::vector<at::Tensor> hooks_due;
   {
     const std::lock_guard lock(mutex_);
-    if (kind == RegionKind::kBackward && --backward_depth_ == 0) {
+    const bool pass_ends =
+        kind == RegionKind::kBackward && --backward_depth_ == 0;
+    if (pass_ends) {
       put_gradients_back();
     }
-    if (--depth_ > 0) {
-      return;
-    }
+    const bool outermost = --depth_ == 0;
     try {
-      assigned = close();
+      if (outermost) {
+        close();
+      }
+      if (pass_ends && accumulated_) {
+        settle_pass();
+      }
     } catch (const std::exception& error) {
-      abandon(text_of(error));
+      if (outermost) {
+        abandon(text_of(error));
+      } else {
+        broken_ = text_of(error);
+      }
       throw;
     }
+    if (outermost) {
+      gradients_before_.clear();
+      hooks_due = std::exchange(hooks_due_, {});
+    }
   }
-  for (const auto& parameter : assigned) {
+  for (const auto& parameter : hooks_due) {
     run_replaced_hook(parameter); // not under the lock: it may use the net
   }
 }
 
+void Net::settle_pass() {
+  accumulated_ = false;
+  if (no_sync_ > 0) {
+    reducer_->defer();
+    return;
+  }
+  if (depth_ > 0) { // a forward region is open, and may still fail
+    each_group([&](FlatGroup& group) {
+      for (const auto& parameter : group.parameters()) {
+        gradients_before_.emplace_back(
+            parameter.tensor, parameter.tensor.grad());
+      }
+    });
+  }
+  const auto assigned = reducer_->settle(
+      depth_ > 0 ? Accumulate::kFresh : Accumulate::kInPlace);
+  hooks_due_.insert(hooks_due_.end(), assigned.begin(), assigned.end());
+}
+
 void Net::release_units() {
-  const bool backward_may_follow = records_graph_ && !accumulated_;
+  const bool backward_may_follow = records_graph_ && !ran_backward_;
   for (const auto& unit : units_) {
     unit->pins = 0;
     if (unit->held ||
@@ -223,27 +272,28 @@ void Net::release_units() {
   }
 }
 
-std::vector<at::Tensor> Net::close() {
+void Net::close() {
   forget_recipes();
   release_units();
-  switch_back();
-  record_region(
-      weak_from_this(), sequence_begin_, at::sequence_number::peek());
+  end_region(weak_from_this(), region_thread_);
+  switch_back(Writes::kKeep);
   if (broken_) {
     TORCH_CHECK_WITH(DistBackendError, false, *broken_);
   }
-  if (!accumulated_) {
-    return {};
-  }
-  if (no_sync_ > 0) {
-    reducer_->defer();
-    return {};
-  }
-  return reducer_->settle();
 }
 
-void Net::switch_back() {
-  each_group([](FlatGroup& group) { group.leave_region(); });
+void Net::switch_back(Writes writes) {
+  std::exception_ptr error;
+  each_group([&](FlatGroup& group) {
+    try {
+      group.leave_region(writes);
+    } catch (const std::exception&) {
+      error = std::current_exception(); // once all groups are SHARDED
+    }
+  });
+  if (error) {
+    std::rethrow_exception(error);
+  }
 }
 
 void Net::fail(RegionKind kind, const std::string& reason) noexcept {
@@ -259,11 +309,10 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
     unit->pins = 0;
     unit->discard();
   }
-  try {
-    switch_back();
-  } catch (const std::exception&) {
-    // The exception that is under way matters more.
-  }
+  end_region(weak_from_this(), region_thread_);
+  switch_back(Writes::kDrop);
+  put_assigned_back();
+  hooks_due_.clear();
   abandon(reason);
 }
 
@@ -291,6 +340,16 @@ void Net::set_gradients_aside() {
       parameter.tensor.mutable_grad() = at::Tensor();
     }
   });
+}
+
+void Net::put_assigned_back() {
+  // The oldest last: what was there before the region.
+  for (auto entry = gradients_before_.rbegin();
+       entry != gradients_before_.rend();
+       ++entry) {
+    entry->first.mutable_grad() = entry->second;
+  }
+  gradients_before_.clear();
 }
 
 void Net::put_gradients_back() {
@@ -387,10 +446,26 @@ void Net::shard_written(FlatGroup& group) {
 
 void Net::unshard() {
   const std::lock_guard lock(mutex_);
-  for (const auto& unit : units_) {
-    unit->held = true;
-    unit->gather();
-    note_peak();
+  note_epochs_outside_of_regions();
+  try {
+    for (const auto& unit : units_) {
+      unit->held = true;
+      unit->gather();
+      note_peak();
+    }
+  } catch (const std::exception& error) {
+    for (const auto& unit : units_) {
+      unit->held = false;
+      if (depth_ == 0) {
+        unit->discard();
+      }
+    }
+    if (depth_ == 0) {
+      abandon(text_of(error));
+    } else {
+      broken_ = text_of(error);
+    }
+    throw;
   }
 }
 
@@ -446,7 +521,6 @@ void Net::gradient_arrived(
     int64_t index,
     const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
-  accumulated_ = true;
   reducer_->add(
       group.index(), index, gradient, no_sync_ == 0 && depth_ > 0);
 }

@@ -39,10 +39,11 @@ enum class RegionKind : uint8_t { kForward, kBackward };
 /// [Note: Regions] Parameters are whole only inside a region. Forward regions
 /// are opened by the program (net(...), net.call, net.region), backward regions
 /// by the autograd engine (backward_engine.cpp) around the outermost pass that
-/// involves this net. Regions nest; the outermost counts. Opening is local.
-/// Closing on success settles the gradients of the passes that ran inside, which
-/// is collective; closing by an exception tells the other ranks, drops these
-/// gradients and leaves everything as if the region had not been opened.
+/// involves this net. Regions nest; the outermost counts. Opening and closing are
+/// local. The end of the outermost backward pass settles its gradients, which is
+/// collective, also when a forward region is open around it. Closing by an
+/// exception tells the other ranks and leaves everything as if the region had not
+/// been opened: weights, and .grad.
 class Net : public std::enable_shared_from_this<Net> {
  public:
   static std::shared_ptr<Net>
@@ -52,6 +53,9 @@ class Net : public std::enable_shared_from_this<Net> {
   Net& operator=(const Net&) = delete;
 
   const World& world() const { return world_; }
+  /// Grows with each net of this process: the nets of one rank have the same order
+  /// on all ranks.
+  uint64_t id() const { return id_; }
   std::vector<std::unique_ptr<Unit>>& units() { return units_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   std::string rank_text() const;
@@ -98,12 +102,14 @@ class Net : public std::enable_shared_from_this<Net> {
   void add_unit(UnitSpec spec, bool any_cast);
   void check_may_enter() const;
   void open(RegionKind kind);
-  /// Returns the parameters that have got a gradient.
-  std::vector<at::Tensor> close();
+  void close();
+  void settle_pass();
   void note_epochs();
+  void note_epochs_outside_of_regions();
   void release_units();
   void abandon(const std::string& reason);
-  void switch_back();
+  void switch_back(Writes writes);
+  void put_assigned_back();
   void set_gradients_aside();
   void put_gradients_back();
   bool keeps_whole(const Unit& unit) const;
@@ -125,15 +131,20 @@ class Net : public std::enable_shared_from_this<Net> {
   mutable std::mutex mutex_; // touches may come from several threads
   int depth_ = 0; // of regions
   int backward_depth_ = 0; // of backward regions among them
-  bool accumulated_ = false; // gradients may have arrived in this region
+  bool accumulated_ = false; // gradients may have arrived in this pass
+  bool ran_backward_ = false; // in this region, with gradients
   bool records_graph_ = false; // grad mode, when this region opened
   std::thread::id owner_;
-  uint64_t sequence_begin_ = 0;
   std::vector<uint64_t> epochs_; // of the communicators, when it opened
   bool whole_open_ = false; // open_whole()
   std::optional<std::string> broken_; // a collective failed in this region
   std::exception_ptr remembered_error_;
   std::vector<at::Tensor> gradients_aside_;
+  /// .grad before a pass that was settled inside of a region, with parameters.
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_before_;
+  std::vector<at::Tensor> hooks_due_; // parameters that have got a gradient
+  uint64_t region_thread_ = 0;
+  const uint64_t id_;
   uint64_t clock_ = 0;
   int no_sync_ = 0;
   int64_t peak_gathered_bytes_ = 0;

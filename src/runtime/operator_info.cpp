@@ -105,7 +105,9 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
         schema.arguments()[i].name().starts_with("running_");
     casts.push_back(!never_cast && !writes[i] && !statistics);
   }
-  replaces_contents = name == "aten::set_data";
+  // Tensor::set_data dispatches nothing but this check (seen in 2.13).
+  replaces_contents = name == "aten::set_data" ||
+      name == "aten::_has_compatible_shallow_copy_type";
   is_norm = contains(kNorms, name);
   is_concatenation = contains(kConcatenations, name);
   is_update = contains(kUpdates, name);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace fsdp::detail {
 
@@ -32,12 +33,18 @@ Reducer::Reducer(
   gradients_.reserve(groups.size());
   for (auto* group : groups) {
     gradients_.emplace_back(*group, reduce_communicator, divide_factor);
-    order_.push_back(static_cast<uint32_t>(order_.size()));
+    first_order_.push_back(static_cast<uint32_t>(first_order_.size()));
   }
-  std::reverse(order_.begin(), order_.end());
+  std::reverse(first_order_.begin(), first_order_.end());
+  order_ = first_order_;
 }
 
 void Reducer::begin_pass() {
+  TORCH_CHECK_VALUE(
+      !std::exchange(lost_, false),
+      "fsdp: gradients of earlier passes, which waited for a reduction (no_sync),"
+      " were dropped when a pass failed. Call zero_grad() and start the step"
+      " again from its first micro-batch.");
   for (auto& gradients : gradients_) {
     gradients.refresh_active();
   }
@@ -80,6 +87,7 @@ void Reducer::defer() {
   for (auto& gradients : gradients_) {
     gradients.forget_arrivals();
   }
+  deferred_ = has_pending();
 }
 
 std::vector<uint32_t> Reducer::arrival_order() const {
@@ -171,7 +179,7 @@ void Reducer::agree_on_order(const Report& first) {
   }
 }
 
-std::vector<at::Tensor> Reducer::settle() {
+std::vector<at::Tensor> Reducer::settle(Accumulate accumulate) {
   const auto reports = exchange_reports();
   start_agreed(reports);
   start_late(reports);
@@ -183,20 +191,25 @@ std::vector<at::Tensor> Reducer::settle() {
       }
     }
     gradients_[group].set_present(anywhere);
+    gradients_[group].check_assignable();
     gradients_[group].finish_reductions();
   }
   // Nobody assigns gradients of a pass that failed elsewhere.
   communicate([&] { report_communicator_->barrier("end of the settlement"); });
   std::vector<at::Tensor> assigned;
   for (auto& gradients : gradients_) {
-    const auto of_group = gradients.assign();
+    const auto of_group = gradients.assign(accumulate);
     assigned.insert(assigned.end(), of_group.begin(), of_group.end());
   }
   agree_on_order(reports.front());
+  deferred_ = false;
   return assigned;
 }
 
 void Reducer::drop() {
+  lost_ = lost_ || deferred_;
+  deferred_ = false;
+  order_ = first_order_;
   for (auto& gradients : gradients_) {
     gradients.drop();
   }

@@ -45,9 +45,12 @@ class Reducer {
 
   /// Ends a pass: reduces everything and assigns .grad. Returns the parameters
   /// that have got a gradient. Collective.
-  std::vector<at::Tensor> settle();
+  std::vector<at::Tensor> settle(Accumulate accumulate);
 
-  /// Ends a pass that failed: forgets all gradients that were not assigned.
+  /// Ends a pass that failed: forgets all gradients that were not assigned, and
+  /// what the ranks have agreed on. When gradients of earlier passes are among
+  /// them, the next begin_pass() says so: ranks may have failed at different
+  /// places, so that nobody can know what of them is left elsewhere.
   void drop();
 
   bool has_pending() const;
@@ -65,8 +68,11 @@ class Reducer {
 
   std::shared_ptr<Communicator> report_communicator_;
   std::vector<GroupGradients> gradients_; // by group
-  std::vector<uint32_t> order_; // agreed; groups
+  std::vector<uint32_t> first_order_; // groups
+  std::vector<uint32_t> order_; // agreed
   size_t next_ = 0; // in order_
+  bool deferred_ = false; // gradients of earlier passes wait
+  bool lost_ = false; // they were dropped, and nobody knows yet
   std::vector<uint32_t> completed_; // groups of this pass, in order of arrival
 };
 

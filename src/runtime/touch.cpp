@@ -10,13 +10,11 @@
 namespace fsdp::detail {
 
 Pins::Pins(c10::SmallVector<FlatGroup*, 4> groups) : groups_(std::move(groups)) {
-  // Net by net, in order of appearance: the same order on all ranks.
-  for (auto begin = groups_.begin(); begin != groups_.end();) {
-    auto* net = &(*begin)->net();
-    begin = std::stable_partition(begin, groups_.end(), [&](FlatGroup* each) {
-      return &each->net() == net;
-    });
-  }
+  // Net by net, in the order in which they were made: the same on all ranks.
+  std::stable_sort(
+      groups_.begin(), groups_.end(), [](FlatGroup* a, FlatGroup* b) {
+        return a->net().id() < b->net().id();
+      });
   each_net([&](Net& net, std::span<FlatGroup* const> of_net) {
     try {
       net.touch(of_net);
@@ -48,6 +46,14 @@ void Pins::each_net(F&& visit) {
     visit(net, std::span<FlatGroup* const>(&groups_[begin], end - begin));
     begin = end;
   }
+}
+
+bool is_parameter(const FlatGroup& group, const at::Tensor& tensor) {
+  const auto& parameters = group.parameters();
+  return std::any_of(
+      parameters.begin(), parameters.end(), [&](const Parameter& each) {
+        return each.tensor.is_same(tensor);
+      });
 }
 
 const std::string& shard_name(const FlatGroup& group, const at::Tensor& tensor) {

@@ -25,6 +25,9 @@ class Pins {
   size_t pinned_ = 0; // the first of groups_ are
 };
 
+/// Whether `tensor` is a parameter of the group itself, no view of one.
+bool is_parameter(const FlatGroup& group, const at::Tensor& tensor);
+
 /// The parameter that `tensor`, a view of a slice, shows.
 const std::string& shard_name(const FlatGroup& group, const at::Tensor& tensor);
 

@@ -20,8 +20,9 @@ at::Tensor private_base(const at::Tensor& tensor) {
   }
   // Views may share what they know of their base: count handles, not places.
   constexpr size_t kMine = 1;
-  const size_t held_by_view =
-      (view->has_bw_view() ? 1 : 0) + (view->has_fw_view() ? 1 : 0);
+  const size_t held_by_view = view->shared_view_info()
+      ? 1
+      : (view->has_bw_view() ? 1 : 0) + (view->has_fw_view() ? 1 : 0);
   return base.defined() && base.use_count() <= kMine + held_by_view
       ? base
       : at::Tensor();

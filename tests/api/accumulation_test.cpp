@@ -201,6 +201,22 @@ TEST(Accumulation, DifferentParametersInDifferentMicroBatches) {
   }
 }
 
+/// Expects that the gradients of earlier micro-batches were dropped, that the
+/// net says so, once, and that a step from its beginning is right.
+void expect_dropped(FullyShardedDataParallel<nn::LinearImpl>& net) {
+  const auto lost = error_of([&] { net.call(constant_loss, 2.0); });
+  EXPECT_TRUE(contains(lost, "waited for a reduction (no_sync)")) << lost;
+  EXPECT_TRUE(contains(lost, "zero_grad()")) << lost;
+  EXPECT_EQ(net.memory().unreduced_gradient_bytes, 0);
+  net->zero_grad();
+  {
+    const auto no_sync = net.no_sync();
+    net.call(constant_loss, 1.0).backward();
+  }
+  net.call(constant_loss, 2.0).backward();
+  expect_gradients(net, 3.0);
+}
+
 TEST(Accumulation, ChangingAFlagWhileGradientsWaitIsRefused) {
   on_ranks(2, [](const World& world) {
     FullyShardedDataParallel net(seeded(make_linear), world);
@@ -211,13 +227,13 @@ TEST(Accumulation, ChangingAFlagWhileGradientsWaitIsRefused) {
     net->bias.requires_grad_(false);
     const auto error = error_of([&] { net.call(constant_loss, 1.0); });
     EXPECT_TRUE(contains(error, "requires_grad")) << error;
+    EXPECT_TRUE(contains(error, "no_sync")) << error;
     net->bias.requires_grad_(true);
-    net.call(constant_loss, 1.0).backward();
-    expect_gradients(net, 2.0);
+    expect_dropped(net);
   });
 }
 
-TEST(Accumulation, AFailedForwardLosesNothingOfEarlierMicroBatches) {
+TEST(Accumulation, AFailedForwardDropsEarlierMicroBatchesAndSaysSo) {
   for (const auto strategy : kStrategies) {
     on_ranks(2, [&](const World& world) {
       FullyShardedDataParallel net(
@@ -232,13 +248,12 @@ TEST(Accumulation, AFailedForwardLosesNothingOfEarlierMicroBatches) {
             }),
             std::runtime_error);
       }
-      net.call(constant_loss, 2.0).backward();
-      expect_gradients(net, 3.0);
+      expect_dropped(net);
     });
   }
 }
 
-TEST(Accumulation, AFailedBackwardLosesNoEarlierMicroBatchSilently) {
+TEST(Accumulation, AFailedBackwardDropsEarlierMicroBatchesAndSaysSo) {
   for (const auto strategy : kStrategies) {
     on_ranks(2, [&](const World& world) {
       FullyShardedDataParallel net(
@@ -257,15 +272,24 @@ TEST(Accumulation, AFailedBackwardLosesNoEarlierMicroBatchSilently) {
         const auto error = error_of([&] { loss.backward(); });
         EXPECT_TRUE(contains(error, "bad luck")) << error;
       }
-      const auto lost =
-          error_of([&] { net.call(constant_loss, 2.0).backward(); });
-      if (lost.empty()) {
-        expect_gradients(net, 3.0);
-      } else {
-        EXPECT_TRUE(contains(lost, "micro-batch")) << lost;
-      }
+      expect_dropped(net);
     });
   }
+}
+
+TEST(Accumulation, AFailureWithoutWaitingGradientsNeedsNoNewStart) {
+  on_ranks(2, [](const World& world) {
+    FullyShardedDataParallel net(seeded(make_linear), world);
+    net.call(constant_loss, 1.0).backward(); // reduced: in .grad
+    EXPECT_THROW(
+        net.call([](nn::LinearImpl& linear) {
+          (linear.weight * 2).sum();
+          throw std::runtime_error("bad data");
+        }),
+        std::runtime_error);
+    net.call(constant_loss, 2.0).backward();
+    expect_gradients(net, 3.0);
+  });
 }
 
 // The divisor.

@@ -159,7 +159,7 @@ struct ProgramSettings {
   /// Models compute in this type. In float64 a tolerance can be so small that
   /// no difference hides behind rounding.
   at::ScalarType type = at::kDouble;
-  double tolerance = 1e-11; // of a tensor's largest value, + 1e-2 of itself
+  double tolerance = 1e-11; // of a tensor's largest value, plus a hundredth
   /// Whether strategies agree bit for bit. Not when a norm is involved, which
   /// is a sum in another order.
   bool same_bits = true;

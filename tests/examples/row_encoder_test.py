@@ -131,6 +131,12 @@ class Training(RowEncoderTest):
         last = done.stdout.splitlines()[-1]
         self.assertTrue(last.startswith("demo: FAILED: accuracy of "), last)
 
+    def test_an_error_is_the_last_line(self) -> None:
+        done = call("--compare", "--steps", "1", "--units", "blocks.*")
+        self.expect_error(done, 1, "blocks.*", "'encoder.layers.0'")
+        last = done.stdout.splitlines()[-1]
+        self.assertIn("demo: FAILED: fsdp: unit policy", last)
+
 
 class Mistakes(RowEncoderTest):
     def test_usage(self) -> None:
@@ -146,12 +152,12 @@ class Mistakes(RowEncoderTest):
             with self.subTest(arguments):
                 self.expect_error(call(*arguments), 2, "--help", *parts)
 
+    def test_full_disk(self) -> None:
+        done = call("--steps", "1", "--summary", "/dev/full")
+        self.expect_error(done, 1, "/dev/full", "could not be written")
+
     def test_missing_file(self) -> None:
         self.expect_error(call(data="no/such.csv"), 2, "--data", "no/such.csv")
-
-    def test_unknown_units_list_the_modules(self) -> None:
-        done = call("--units", "blocks.*")
-        self.expect_error(done, 1, "blocks.*", "'encoder.layers.0'")
 
     def test_wrong_table_is_named_with_its_line(self) -> None:
         for text, parts in {

@@ -248,5 +248,78 @@ TEST(CollectiveFailure, WhileGradientsAreClipped) {
   });
 }
 
+TEST(CollectiveFailure, InATouchOfTheProgram) {
+  in_worlds({2, 3}, kSharded, [](const World& world, Strategy strategy) {
+    const auto m = build_model();
+    const auto plain = build_model();
+    const auto injection = std::make_shared<Injection>();
+    ShardedTensors net(
+        m->units(),
+        failing_world(world, injection),
+        Options().strategy(strategy));
+    const Snapshot before(net);
+    float first = 0;
+    const auto read = [&] {
+      net.call([&] {
+        const auto touch = fsdp::touch(m->weight(2));
+        first = *m->weight(2).const_data_ptr<float>();
+      });
+    };
+    for (const auto moment : {Moment::kIssue, Moment::kWait}) {
+      if (world.rank() == 1) {
+        injection->arm(
+            {.what = "layer2", .moment = moment, .text = "cable cut"});
+      }
+      // When the wait fails the others have what they need, and hear of it at
+      // their next touch.
+      const auto text = error_of(read);
+      const auto later = text.empty() ? error_of(read) : std::string();
+      EXPECT_EQ(text.empty(), moment == Moment::kWait && world.rank() != 1);
+      EXPECT_PRED_FORMAT2(IsSubstring, "cable cut", text + later);
+      injection->disarm();
+      before.expect_unchanged(net);
+    }
+    read();
+    EXPECT_EQ(first, plain->weight(2)[0][0].item<float>());
+  });
+}
+
+TEST(CollectiveFailure, InTheRecomputationOfValuesOfWeights) {
+  in_worlds({2, 3}, {Strategy::kFullShard}, [](const World& world, Strategy s) {
+    const auto m = build_model();
+    const auto injection = std::make_shared<Injection>();
+    ShardedTensors net(
+        m->units(), failing_world(world, injection), Options().strategy(s));
+    const auto pass = [&] {
+      net.call([&] {
+           auto y = m->x;
+           for (auto& layer : m->layers) {
+             const auto scaled = layer->weight / layer->weight.norm();
+             y = torch::tanh(torch::linear(y, scaled, layer->bias));
+           }
+           return y.pow(2).mean();
+         })
+          .backward();
+    };
+    pass();
+    const auto once = m->weight(1).grad().clone();
+    const Snapshot before(net);
+    for (const auto moment : {Moment::kIssue, Moment::kWait}) {
+      if (world.rank() == 0) {
+        injection->arm(
+            {.what = "all_gather of unit 'layer1'",
+             .nth = 2,
+             .moment = moment,
+             .text = "cable cut"});
+      }
+      EXPECT_PRED_FORMAT2(IsSubstring, "cable cut", error_of(pass));
+      injection->disarm();
+      before.expect_unchanged(net);
+    }
+    pass();
+    EXPECT_TRUE(at::equal(m->weight(1).grad(), once + once));
+  });
+}
+
 } // namespace
 } // namespace fsdp::testing::collective_failure

@@ -188,6 +188,10 @@ TEST(FailurePlace, InAMicroBatchWithoutSynchronisation) {
     rank.m->place = Place::kNowhere;
     EXPECT_PRED_FORMAT2(IsSubstring, "in the second micro-batch", text);
     before.expect_unchanged(rank.net); // the first micro-batch is dropped too
+    EXPECT_PRED_FORMAT2(
+        IsSubstring,
+        "start the step again from its first micro-batch",
+        error_of([&] { rank.pass(); }));
     rank.expect_pass_works();
   });
 }

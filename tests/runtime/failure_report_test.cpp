@@ -95,22 +95,49 @@ TEST(FailureReport, WhatIsNoStdExceptionIsReportedToo) {
 }
 
 TEST(FailureReport, AScopeThatAnExceptionLeavesIsReported) {
-  in_worlds({1, 2}, kAllStrategies, [](const World& world, Strategy strategy) {
-    BreakableRank rank(world, strategy);
+  in_worlds({1, 2, 3}, kAllStrategies, [](const World& world, Strategy s) {
+    BreakableRank rank(world, s);
     const Snapshot before(rank.net);
     const auto text = error_of([&] {
       const auto region = rank.net.region();
-      rank.m->loss(torch::arange(kRows)).backward();
+      const auto loss = rank.m->loss(torch::arange(kRows));
       if (world.rank() == 0) {
         throw std::runtime_error("an exception left a region");
       }
     });
-    // A destructor must not throw: others may learn of it at the next call.
+    // Others may have closed theirs, and learn of it at the next call.
     const auto later =
         text.empty() ? error_of([&] { rank.pass(); }) : std::string();
     EXPECT_PRED_FORMAT2(
         IsSubstring, "an exception left a region", text + later);
     before.expect_unchanged(rank.net);
+    rank.expect_pass_works();
+  });
+}
+
+TEST(FailureReport, AfterAPassInsideTheRegionOthersLearnOfItNext) {
+  in_worlds({2, 3}, kAllStrategies, [](const World& world, Strategy s) {
+    BreakableRank rank(world, s);
+    rank.pass();
+    const Snapshot before(rank.net);
+    const auto text = error_of([&] {
+      rank.net.call([&] {
+        rank.m->loss(torch::arange(kRows)).backward();
+        if (world.rank() == 0) {
+          throw std::runtime_error("after the pass");
+        }
+      });
+    });
+    if (world.rank() == 0) {
+      EXPECT_EQ(text, "after the pass");
+      before.expect_unchanged(rank.net); // also the gradient of the first pass
+    } else {
+      EXPECT_EQ(text, ""); // the pass is over, with gradients of all ranks
+      const Snapshot settled(rank.net);
+      EXPECT_PRED_FORMAT2(
+          IsSubstring, "after the pass", error_of([&] { rank.pass(); }));
+      settled.expect_unchanged(rank.net);
+    }
     rank.expect_pass_works();
   });
 }

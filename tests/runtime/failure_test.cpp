@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
+#include <thread>
 
 namespace fsdp::testing::failure {
 namespace {
@@ -72,8 +74,9 @@ TEST(Failure, InAHookOfTheLastParameterThatGetsAGradient) {
   expect_no_trace(Place::kParameterHook, 0);
 }
 
-TEST(Failure, AfterABackwardInsideTheRegion) {
-  expect_no_trace(Place::kAfterBackward, 0);
+TEST(Failure, OfAllRanksAfterABackwardInsideTheRegion) {
+  expect_failures_leave_no_trace(
+      {1, 2, 3}, kAllStrategies, throws(Place::kAfterBackward, 0, every_rank));
 }
 
 TEST(Failure, OnFourRanks) {
@@ -127,11 +130,26 @@ TEST(Failure, InAnotherPlaceEachTime) {
       {2, 3},
       kAllStrategies,
       [](Breaking& breaking) {
-        const auto place = static_cast<Place>(1 + breaking.attempt % 5);
+        const auto place = static_cast<Place>(1 + breaking.attempt % 4);
         throws(place, static_cast<size_t>(breaking.attempt % 4), in_turn)(
             breaking);
       },
       {.steps = 3, .failures = 5});
+}
+
+TEST(Failure, OfRanksThatAreFarAheadOrFarBehind) {
+  for (const auto place : {Place::kForward, Place::kParameterHook}) {
+    expect_failures_leave_no_trace(
+        {2, 3},
+        kAllStrategies,
+        [place](Breaking& breaking) {
+          if ((breaking.rank + breaking.attempt / 2) % 2 == 0) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(15));
+          }
+          throws(place, 1, in_turn)(breaking);
+        },
+        {.steps = 2, .failures = 2});
+  }
 }
 
 } // namespace

@@ -115,16 +115,36 @@ TEST(GradientFlow, SeveralBackwardsInsideOneRegion) {
   }));
 }
 
-TEST(GradientFlow, GradientsAppearWhenTheOutermostRegionCloses) {
-  in_worlds({1, 2}, kSharded, [](const World& world, Strategy strategy) {
+TEST(GradientFlow, GradientsInsideARegionAreShardsToo) {
+  in_worlds({1, 2, 3}, kSharded, [](const World& world, Strategy strategy) {
     const auto m = build_model();
     ShardedTensors net(m->units(), world, Options().strategy(strategy));
+    const auto local_numel = m->weight(1).numel();
     auto region = net.region();
     net.call([&] { m->loss(torch::arange(kRows)).backward(); });
-    region.close();
+    EXPECT_EQ(m->weight(1).dim(), 2);
     EXPECT_EQ(m->weight(1).grad().dim(), 1);
-    EXPECT_EQ(m->weight(1).grad().numel(), m->weight(1).numel());
+    EXPECT_EQ(m->weight(1).grad().numel(), local_numel);
+    region.close();
+    EXPECT_EQ(m->weight(1).grad().sizes(), m->weight(1).sizes());
   });
+}
+
+TEST(GradientFlow, ZeroGradForgetsAPassInsideTheSameRegion) {
+  for (const bool to_none : {true, false}) {
+    expect_same_program(program_with([to_none](TanhLayers& m, Trial& run) {
+      torch::optim::SGD optimizer(run.parameters(), 0.1);
+      for (int step = 0; step < 2; ++step) {
+        run.forward([&] {
+          m.loss(run.rows()).backward();
+          optimizer.zero_grad(to_none);
+          (3 * m.loss(run.rows())).backward();
+        });
+        run.record_gradients("of the second pass alone");
+        optimizer.step();
+      }
+    }));
+  }
 }
 
 TEST(GradientFlow, ZeroGradInsideARegionForgetsEarlierPasses) {

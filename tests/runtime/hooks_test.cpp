@@ -278,6 +278,28 @@ TEST(Hooks, AfterAccumulationSetInsideARegion) {
   }));
 }
 
+TEST(Hooks, AnExceptionAfterAccumulationLeavesTheGradients) {
+  // The pass is over when such a hook runs: it is this rank's affair alone.
+  in_worlds({1, 2, 3}, kAllStrategies, [](const World& world, Strategy s) {
+    const auto m = build_model();
+    ShardedTensors net(m->units(), world, Options().strategy(s));
+    bool throws = world.rank() == 0;
+    set_hook(m->weight(1), [&](const Tensor& /*parameter*/) {
+      if (std::exchange(throws, false)) {
+        throw std::runtime_error("after the pass");
+      }
+    });
+    const auto pass = [&] {
+      net.call([&] { return m->loss(torch::arange(kRows)); }).backward();
+    };
+    EXPECT_EQ(error_of(pass), world.rank() == 0 ? "after the pass" : "");
+    EXPECT_EQ(m->weight(0).sizes(), m->weight(0).grad().sizes());
+    const auto once = m->weight(3).grad().clone();
+    EXPECT_EQ(error_of(pass), "");
+    EXPECT_TRUE(at::equal(m->weight(3).grad(), once + once));
+  });
+}
+
 TEST(Hooks, EarlierGradientsAreSetAsideDuringBackwardAndAddedToAfterwards) {
   in_worlds({1, 2}, kSharded, [](const World& world, Strategy strategy) {
     const auto m = build_model();

@@ -1,6 +1,7 @@
 // Hooks of the program on parameters: post-accumulate hooks run after the
 // reduction, on the shard; tensor hooks see the whole gradient.
 
+#include "checkpoint_function.h"
 #include "harness/chain.h"
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -10,9 +11,7 @@ namespace fsdp::testing {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
 using torch::autograd::PostAccumulateGradHook;
-using torch::autograd::tensor_list;
 
 /// Calls a function with the parameter.
 class Hook final : public PostAccumulateGradHook {
@@ -185,24 +184,6 @@ TEST(ProgramHooks, ExceptionOfAHookLeavesTheNetUsable) {
     }
   });
 }
-
-/// Runs a function again in backward instead of keeping its activations.
-struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  using Body = std::function<Tensor(const Tensor&)>;
-  static Tensor forward(AutogradContext* context, const Tensor& x, Body* body) {
-    context->save_for_backward({x});
-    context->saved_data["body"] = reinterpret_cast<int64_t>(body);
-    const torch::NoGradGuard no_grad;
-    return (*body)(x);
-  }
-  static tensor_list backward(AutogradContext* context, tensor_list gradients) {
-    auto x = context->get_saved_variables()[0].detach().requires_grad_(true);
-    auto* body = reinterpret_cast<Body*>(context->saved_data["body"].toInt());
-    const torch::AutoGradMode grad(true);
-    torch::autograd::backward({(*body)(x)}, {gradients[0]});
-    return {x.grad(), Tensor()};
-  }
-};
 
 TEST(ProgramHooks, LayerOfTwoCheckpointsArrivesTwice) {
   expect_same_training([] {

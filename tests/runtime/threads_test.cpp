@@ -1,5 +1,6 @@
 // Threads of the program: forward here, backward there, several at once.
 
+#include "checkpoint_function.h"
 #include "harness/chain.h"
 
 #include <ATen/Parallel.h>
@@ -55,6 +56,53 @@ TEST(Threads, EveryStepRunsInAThreadOfItsOwn) {
     return in_thread([&] { return chain.loss(rows); });
   };
   expect_same_training(training);
+}
+
+TEST(Threads, CheckpointThatAnotherThreadMadeCallsTheNetItself) {
+  // Its graph reaches no parameter, and the thread opened no region: nothing
+  // tells backward that the net takes part.
+  auto settings = split_strategies();
+  expect_undisturbed(
+      [](Chain& chain, ShardedTensors& net) {
+        const auto rows = rows_of_rank(net.world());
+        const auto take_gradients = [&] {
+          std::vector<Tensor> gradients;
+          for (auto& parameter : chain.parameters()) {
+            gradients.push_back(parameter.grad());
+            parameter.mutable_grad().reset();
+          }
+          return gradients;
+        };
+        const auto backward_of = [&](Checkpoint::Body& body) {
+          const auto loss = net.call([&] {
+            return in_thread([&] {
+              const auto x = chain.x.index_select(0, rows).requires_grad_();
+              return Checkpoint::apply(x, &body).pow(2).mean();
+            });
+          });
+          loss.backward();
+        };
+        Checkpoint::Body body = [&](const Tensor& y) {
+          return chain.forward(y);
+        };
+        EXPECT_TRUE(fails_with(
+            [&] { backward_of(body); },
+            {"'layer0.weight'", "outside of a region", "net.call(...)"}));
+        const auto main_thread = std::this_thread::get_id();
+        Checkpoint::Body calling = [&](const Tensor& y) {
+          return std::this_thread::get_id() == main_thread
+              ? net.call([&] { return chain.forward(y); })
+              : chain.forward(y);
+        };
+        backward_of(calling);
+        const auto gradients = take_gradients();
+        net.call([&] { return chain.loss(rows); }).backward();
+        const auto expected = take_gradients();
+        for (size_t i = 0; i < gradients.size(); ++i) {
+          EXPECT_TRUE(at::equal(gradients[i], expected[i])) << i;
+        }
+      },
+      settings);
 }
 
 TEST(Threads, TwoThreadsReadOneNetInOneRegion) {

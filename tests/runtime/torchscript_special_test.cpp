@@ -68,7 +68,7 @@ MakeModel forking_model(bool one_unit) {
 
 TEST(TorchScript, ForkedTasksReadWeightsInThreadsOfThePool) {
   ParitySettings settings;
-  settings.steps = 20;
+  settings.steps = 10;
   settings.world_sizes = {1};
   settings.options.slots(1);
   expect_same_training(forking_model(false), settings);

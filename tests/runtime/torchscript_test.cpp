@@ -115,6 +115,7 @@ TEST(TorchScript, ComputesInBfloat16) {
   ParitySettings settings;
   settings.options.mixed_precision(
       {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
+  settings.world_sizes = {1, 3};
   settings.loss_tolerance = 5e-2;
   settings.parameter_tolerance = 5e-2;
   expect_same_training(scripted_model(read_again), settings);
@@ -157,7 +158,9 @@ TEST(TorchScript, EvaluationBySimpleExecutor) {
 }
 
 TEST(TorchScript, DictionariesAndListsOfTensors) {
-  expect_same_training([] {
+  auto settings = few_trainings();
+  settings.strategies = {Strategy::kFullShard, Strategy::kNoShard};
+  const auto make = [] {
     auto module = std::make_shared<torch::jit::Module>("Lists");
     module->register_parameter(
         "a", torch::randn({15, 15}).requires_grad_(), false);
@@ -186,7 +189,8 @@ TEST(TorchScript, DictionariesAndListsOfTensors) {
               result.at("z").toTensor().pow(2).mean();
         },
         module};
-  });
+  };
+  expect_same_training(make, settings);
 }
 
 TEST(TorchScript, FunctionThatTakesWeightsAsArguments) {

@@ -1,5 +1,6 @@
 // Writes to weights inside a region reach the shards, whatever way they take.
 
+#include "harness/failing_training.h"
 #include "harness/tanh_layers.h"
 
 #include <gtest/gtest.h>
@@ -261,21 +262,44 @@ TEST(WeightWrite, OptimizerStepInsideARegionIsRefused) {
   });
 }
 
-TEST(WeightWrite, AWholeStepInsideARegionIsRefused) {
-  in_worlds({1, 2}, kSharded, [](const World& world, Strategy strategy) {
-    const auto m = build_model();
-    ShardedTensors net(m->units(), world, Options().strategy(strategy));
-    torch::optim::SGD optimizer(net.parameters(), 0.1);
-    const auto text = error_of([&] {
-      net.call([&] {
-        optimizer.zero_grad();
-        m->loss(torch::arange(kRows)).backward();
-        optimizer.step(); // there are no gradients before the region closes
-      });
-    });
-    EXPECT_PRED_FORMAT2(
-        IsSubstring, "optimizer.step() after the region has closed", text);
-  });
+TEST(WeightWrite, AWholeTrainingStepInsideARegionIsRefused) {
+  for (const bool adaptive : {false, true}) {
+    expect_same_program(
+        program_with([adaptive](TanhLayers& m, Trial& run) {
+          std::unique_ptr<torch::optim::Optimizer> optimizer;
+          if (adaptive) {
+            optimizer = std::make_unique<torch::optim::AdamW>(run.parameters());
+          } else {
+            optimizer =
+                std::make_unique<torch::optim::SGD>(run.parameters(), 0.1);
+          }
+          if (run.sharded()) {
+            const Snapshot before(*run.net());
+            const auto text = error_of([&] {
+              run.forward([&] {
+                optimizer->zero_grad();
+                m.loss(run.rows()).backward();
+                optimizer->step();
+              });
+            });
+            EXPECT_PRED_FORMAT2(IsSubstring, "parameter 'layer0.weight'", text);
+            EXPECT_PRED_FORMAT2(
+                IsSubstring,
+                "optimizer.step() after the region has closed",
+                text);
+            before.expect_unchanged(*run.net());
+          }
+          for (int step = 0; step < 2; ++step) {
+            run.forward([&] {
+              m.loss(run.rows()).backward();
+              m.loss(run.rows()).backward();
+            });
+            run.record_gradients("of step " + std::to_string(step));
+            run.step();
+          }
+        }),
+        {.strategies = kSharded});
+  }
 }
 
 /// An embedding that renormalises the rows it looks up.
