@@ -26,7 +26,8 @@ namespace fsdp {
 ///
 /// The model and the loop stay as they are; only the forward call goes through
 /// `net`. Gradients are the mean over the ranks when backward() returns. The
-/// optimizer may be made before or after.
+/// optimizer may be made before or after (Adagrad, which makes its state at once,
+/// after).
 ///
 /// Collective: construction, calls of the net and backward passes. All ranks
 /// build the same model and use its units in the same order.

@@ -53,7 +53,8 @@ class FSDP_API Region {
 
 /// While one lives, gradients are kept whole on their rank and not reduced. The
 /// next backward pass without one reduces their sum. When a pass fails, gradients
-/// that wait are dropped with it, on all ranks, and the next call says so.
+/// that wait are dropped with it, on all ranks, and the next call says so unless
+/// ShardedModule::drop_unreduced_gradients() was called first.
 class FSDP_API NoSync {
  public:
   NoSync(NoSync&& other) noexcept;
@@ -129,6 +130,10 @@ class FSDP_API ShardedModule {
   /// Gradients of backward passes that end while it lives are not reduced.
   [[nodiscard]] NoSync no_sync();
 
+  /// Forgets gradients that wait for a reduction (see NoSync): for a step that is
+  /// given up after some of its micro-batches. Local; .grad stays.
+  void drop_unreduced_gradients();
+
   /// All parameters as whole tensors. Throws inside of a region. Collective.
   [[nodiscard]] WholeParameters whole_parameters(
       WholeParametersOptions options = {});
@@ -152,7 +157,8 @@ class FSDP_API ShardedModule {
   /// Clamps each element of the gradients to [-clip_value, clip_value]. Local.
   void clip_grad_value_(double clip_value);
 
-  /// Averages the gradients of ignored parameters over the ranks. Collective.
+  /// Replaces the gradients of ignored parameters by their mean over the ranks,
+  /// whatever Options::gradient_divide_factor is. Collective.
   void average_ignored_gradients();
 
   /// Throws when parameters that every rank holds whole (kNoShard units and

@@ -251,8 +251,16 @@ class Collector {
  public:
   explicit Collector(const Options& options) : ignore_(options.ignore()) {}
 
-  /// A tensor that is ignored under one of its names is ignored. Before add().
+  /// All tensors, before add(): one that is ignored under one of its names is
+  /// ignored.
   void note(const std::string& name, const at::Tensor& tensor) {
+    TORCH_CHECK_VALUE(
+        tensor.defined(), "fsdp: parameter '", name, "' is not defined.");
+    const auto [known, fresh] =
+        by_name_.emplace(name, tensor.unsafeGetTensorImpl());
+    TORCH_CHECK_VALUE(
+        fresh || known->second == tensor.unsafeGetTensorImpl(),
+        "fsdp: two parameters have the name '", name, "'. Give each its own.");
     if (ignore_.contains(name)) {
       ignored_.insert(tensor.unsafeGetTensorImpl());
     }
@@ -296,6 +304,7 @@ class Collector {
   IgnoreList ignore_;
   std::unordered_map<const c10::TensorImpl*, std::pair<UnitSpec*, size_t>>
       seen_;
+  std::unordered_map<std::string, const c10::TensorImpl*> by_name_;
   std::unordered_set<const c10::TensorImpl*> ignored_;
   std::unordered_set<const c10::TensorImpl*> ignored_seen_;
 };
@@ -349,6 +358,11 @@ ModuleUnits units_of(
     specs.push_back(spec_of(name, UnitOptions(), options));
   }
   Collector collector(options);
+  for (const auto& [unit, tensors] : units) {
+    for (const auto& [name, tensor] : tensors) {
+      collector.note(name, tensor);
+    }
+  }
   for (const auto i : c10::irange(units.size())) {
     for (const auto& [name, tensor] : units[i].second) {
       collector.add(specs[i], name, tensor);

@@ -264,6 +264,10 @@ WholeParameters ShardedModule::whole_parameters(
   return WholeParameters(net(), options);
 }
 
+void ShardedModule::drop_unreduced_gradients() {
+  net()->drop_unreduced_gradients();
+}
+
 void ShardedModule::unshard() {
   net()->unshard();
 }

@@ -305,10 +305,6 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
     return;
   }
   forget_recipes();
-  for (const auto& unit : units_) {
-    unit->pins = 0;
-    unit->discard();
-  }
   end_region(weak_from_this(), region_thread_);
   switch_back(Writes::kDrop);
   put_assigned_back();
@@ -318,6 +314,10 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
 
 void Net::abandon(const std::string& reason) {
   reducer_->drop();
+  for (const auto& unit : units_) {
+    unit->pins = 0;
+    unit->discard(); // also what is held: ranks may have come to different points
+  }
   // A failure that came from a peer has already ended the epoch.
   size_t next = 0;
   each_communicator([&](Communicator& communicator) {
@@ -523,6 +523,15 @@ void Net::gradient_arrived(
   const std::lock_guard lock(mutex_);
   reducer_->add(
       group.index(), index, gradient, no_sync_ == 0 && depth_ > 0);
+}
+
+void Net::drop_unreduced_gradients() {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK_VALUE(
+      backward_depth_ == 0,
+      "fsdp: drop_unreduced_gradients() inside of a backward pass (",
+      rank_text(), ").");
+  reducer_->give_up();
 }
 
 // Memory.

@@ -85,6 +85,7 @@ class Net : public std::enable_shared_from_this<Net> {
 
   void gradient_arrived(FlatGroup& group, int64_t index, const at::Tensor& gradient);
 
+  void drop_unreduced_gradients();
   void add_no_sync(int count) { no_sync_ += count; }
 
   /// Communicator for collectives outside of regions (clipping, scalars).

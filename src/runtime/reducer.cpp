@@ -43,8 +43,8 @@ void Reducer::begin_pass() {
   TORCH_CHECK_VALUE(
       !std::exchange(lost_, false),
       "fsdp: gradients of earlier passes, which waited for a reduction (no_sync),"
-      " were dropped when a pass failed. Call zero_grad() and start the step"
-      " again from its first micro-batch.");
+      " were dropped when a pass failed. Call drop_unreduced_gradients() and"
+      " zero_grad(), and start the step again from its first micro-batch.");
   for (auto& gradients : gradients_) {
     gradients.refresh_active();
   }

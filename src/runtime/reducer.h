@@ -53,6 +53,12 @@ class Reducer {
   /// places, so that nobody can know what of them is left elsewhere.
   void drop();
 
+  /// The program gives up what waits for a reduction, and knows.
+  void give_up() {
+    drop();
+    lost_ = false;
+  }
+
   bool has_pending() const;
   int64_t unreduced_bytes() const;
 

@@ -217,6 +217,30 @@ void expect_dropped(FullyShardedDataParallel<nn::LinearImpl>& net) {
   expect_gradients(net, 3.0);
 }
 
+TEST(Accumulation, AStepCanBeGivenUp) {
+  on_ranks(2, [](const World& world) {
+    FullyShardedDataParallel net(seeded(make_linear), world);
+    for (const bool fails : {false, true}) {
+      {
+        const auto no_sync = net.no_sync();
+        net.call(constant_loss, 4.0).backward();
+      }
+      if (fails) {
+        EXPECT_NE(
+            error_of([&] {
+              net.call([](nn::LinearImpl&) { throw std::runtime_error("bad"); });
+            }),
+            "");
+      }
+      net.drop_unreduced_gradients();
+      EXPECT_EQ(net.memory().unreduced_gradient_bytes, 0);
+      net->zero_grad();
+      net.call(constant_loss, 3.0).backward();
+      expect_gradients(net, 3.0);
+    }
+  });
+}
+
 TEST(Accumulation, ChangingAFlagWhileGradientsWaitIsRefused) {
   on_ranks(2, [](const World& world) {
     FullyShardedDataParallel net(seeded(make_linear), world);

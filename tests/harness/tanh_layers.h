@@ -82,7 +82,9 @@ MakeProgram program_with(F body) {
   return [body] {
     const auto owner = std::make_shared<Model>();
     return TestProgram{
-        owner->units(), [owner, body](Trial& run) { body(*owner, run); }, owner};
+        owner->units(),
+        [owner, body](Trial& run) { body(*owner, run); },
+        owner};
   };
 }
 

@@ -222,6 +222,7 @@ class RankTraining {
       error = exception.what();
     }
     model_->before_layer = nullptr;
+    net_.module->drop_unreduced_gradients(); // the step is given up
     if (error.find(kInjected) == std::string::npos) {
       throw std::runtime_error(
           "rank " + std::to_string(world_.rank()) +
