@@ -48,6 +48,10 @@ void Reducer::begin_pass() {
   for (auto& gradients : gradients_) {
     gradients.refresh_active();
   }
+  start_over();
+}
+
+void Reducer::start_over() {
   completed_.clear();
   next_ = 0;
 }
@@ -88,6 +92,7 @@ void Reducer::defer() {
     gradients.forget_arrivals();
   }
   deferred_ = has_pending();
+  start_over();
 }
 
 std::vector<uint32_t> Reducer::arrival_order() const {
@@ -203,12 +208,14 @@ std::vector<at::Tensor> Reducer::settle(Accumulate accumulate) {
   }
   agree_on_order(reports.front());
   deferred_ = false;
+  start_over(); // another pass may follow in the same region
   return assigned;
 }
 
 void Reducer::drop() {
   lost_ = lost_ || deferred_;
   deferred_ = false;
+  start_over();
   order_ = first_order_;
   for (auto& gradients : gradients_) {
     gradients.drop();

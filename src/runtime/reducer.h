@@ -66,6 +66,7 @@ class Reducer {
   struct Report; // what a rank tells the others when it settles
   std::string encode_report() const;
   std::vector<Report> exchange_reports();
+  void start_over(); // in order_
   void start_next();
   void start_agreed(const std::vector<Report>& reports);
   void start_late(const std::vector<Report>& reports);

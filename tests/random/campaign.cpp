@@ -81,7 +81,7 @@ report(uint64_t seed, const Spec& spec, const std::string& failure) {
 } // namespace
 
 std::string replay(const Spec& spec) {
-  return run_with(spec, std::chrono::seconds(20));
+  return run_with(spec, std::chrono::seconds(15));
 }
 
 int run(const Campaign& campaign) {
