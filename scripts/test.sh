@@ -17,14 +17,16 @@ setup_s=$SECONDS
 build_s=$((SECONDS - setup_s))
 
 junit="$FSDP_BUILD/Testing/junit.xml"
-rm -f "$junit"
+binaries="$FSDP_BUILD/Testing/gtest"
+rm -rf "$junit" "$binaries"
 status=0
 ctest --test-dir "$FSDP_BUILD" --output-on-failure --no-tests=error \
   --parallel 2 --output-junit "$junit" "${select[@]}" "$@" || status=$?
 tests_s=$((SECONDS - setup_s - build_s))
 
 if [[ -f "$junit" ]]; then
-  "$FSDP_VENV/bin/python" "$FSDP_ROOT/scripts/slowest_tests.py" "$junit"
+  "$FSDP_VENV/bin/python" "$FSDP_ROOT/scripts/slowest_tests.py" "$junit" \
+    --binaries "$binaries"
 fi
 echo "times: set-up $setup_s s, build $build_s s, tests $tests_s s"
 exit "$status"

@@ -33,7 +33,7 @@ void train(const fsdp::World& world) {
   const auto x = table.chunk(world.size())[world.rank()]; // this rank's rows
   for (int step = 0; step < 100; ++step) {
     auto loss = torch::mse_loss(net(x), x.sin().sum(1, true));
-    loss.backward(); // gradients: the mean over the ranks
+    loss.backward();          // gradients: the mean over the ranks
     net.clip_grad_norm_(1.0); // one norm over all ranks
     optimizer.step();
     optimizer.zero_grad();

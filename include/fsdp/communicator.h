@@ -118,10 +118,10 @@ class FSDP_API Communicator {
   /// epoch throws. Never waits.
   ///
   /// The same happens, with the same `message`, in all communicators that were
-  /// split from this one, each in its own epoch and by its own calls, and in those
-  /// split from them; never in the communicator that this one was split from. In
-  /// all of them peers get "rank 1/4 failed: message", which names this rank as
-  /// this communicator numbers it.
+  /// split from this one, each in its own epoch and by its own calls, and in
+  /// those split from them; never in the communicator that this one was split
+  /// from. In all of them peers get "rank 1/4 failed: message", which names
+  /// this rank as this communicator numbers it.
   virtual void signal_failure(std::string_view message) = 0;
 
   /// A communicator over the ranks that pass the same `color`, ordered by

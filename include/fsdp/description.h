@@ -14,7 +14,7 @@ namespace fsdp {
 struct NetDescription {
   struct Parameter {
     std::vector<std::string> names; // several when it is tied
-    std::vector<int64_t> sizes; // whole
+    std::vector<int64_t> sizes;     // whole
     at::ScalarType dtype = at::kFloat;
     bool requires_grad = true;
     int64_t local_numel = 0; // elements of it that this rank owns

@@ -15,17 +15,18 @@ FSDP_API void mark_unit(
     const UnitOptions& options);
 } // namespace detail
 
-/// Marks `module` as a unit of the net that a later call makes of a module above
-/// it, as an alternative to Options::units: first the blocks, then the root.
+/// Marks `module` as a unit of the net that a later call makes of a module
+/// above it, as an alternative to Options::units: first the blocks, then the
+/// root.
 ///
 ///   for (auto& block : *model->blocks) {
 ///     fsdp::fully_shard(block);
 ///   }
 ///   auto net = fsdp::fully_shard(model, world);
 ///
-/// Nothing is sharded before the call with a world, so the order in which blocks
-/// are marked does not matter. Throws when the module is marked already. A mark
-/// is forgotten with its module.
+/// Nothing is sharded before the call with a world, so the order in which
+/// blocks are marked does not matter. Throws when the module is marked already.
+/// A mark is forgotten with its module.
 template <class M>
 void fully_shard(
     const std::shared_ptr<M>& module,

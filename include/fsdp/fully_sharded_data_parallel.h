@@ -26,8 +26,8 @@ namespace fsdp {
 ///
 /// The model and the loop stay as they are; only the forward call goes through
 /// `net`. Gradients are the mean over the ranks when backward() returns. The
-/// optimizer may be made before or after (Adagrad, which makes its state at once,
-/// after).
+/// optimizer may be made before or after (Adagrad, which makes its state at
+/// once, after).
 ///
 /// Collective: construction, calls of the net and backward passes. All ranks
 /// build the same model and use its units in the same order.
@@ -35,7 +35,8 @@ template <class M>
 class FullyShardedDataParallel : public ShardedModule {
   static_assert(
       !std::is_same_v<M, torch::nn::Module>,
-      "forward of torch::nn::Module is not virtual: give the concrete type of the"
+      "forward of torch::nn::Module is not virtual: give the concrete type of "
+      "the"
       " module");
 
  public:
@@ -53,8 +54,8 @@ class FullyShardedDataParallel : public ShardedModule {
       const Options& options = {})
       : FullyShardedDataParallel(holder.ptr(), std::move(world), options) {}
 
-  /// module->forward(arguments...) in a region. Brace lists cannot be forwarded:
-  /// for forward({a, b}) use call().
+  /// module->forward(arguments...) in a region. Brace lists cannot be
+  /// forwarded: for forward({a, b}) use call().
   template <class... A>
   decltype(auto) operator()(A&&... arguments) {
     return in_region([&]() -> decltype(auto) {
@@ -74,12 +75,8 @@ class FullyShardedDataParallel : public ShardedModule {
 
   /// The module, for train(), eval(), named_parameters() and the like. Its
   /// forward does not open a region and would find shards, which is an error.
-  M* operator->() const {
-    return module_.get();
-  }
-  const std::shared_ptr<M>& module() const {
-    return module_;
-  }
+  M* operator->() const { return module_.get(); }
+  const std::shared_ptr<M>& module() const { return module_; }
 
   /// See unwrap() below.
   std::shared_ptr<M> release_module() && {
@@ -91,15 +88,15 @@ class FullyShardedDataParallel : public ShardedModule {
   std::shared_ptr<M> module_;
 };
 
-/// Gives the plain module back, with whole parameters (and no gradients) on every
-/// rank. Collective.
+/// Gives the plain module back, with whole parameters (and no gradients) on
+/// every rank. Collective.
 template <class M>
 std::shared_ptr<M> unwrap(FullyShardedDataParallel<M>&& net) {
   return std::move(net).release_module();
 }
 
-/// Parameters that do not belong to a torch::nn::Module, for instance those of a
-/// torch::jit::Module or of a struct of tensors.
+/// Parameters that do not belong to a torch::nn::Module, for instance those of
+/// a torch::jit::Module or of a struct of tensors.
 class FSDP_API ShardedTensors : public ShardedModule {
  public:
   using NamedTensors = ShardedModule::NamedTensors;

@@ -27,8 +27,8 @@ struct FSDP_API Options {
   /// Names of parameters, or of modules with all their parameters, to leave
   /// alone: not sharded, and their gradients are NOT reduced over the ranks, so
   /// they drift apart unless they are frozen or
-  /// ShardedModule::average_ignored_gradients() runs before each step. To keep a
-  /// module whole but reduced, make it a unit with strategy kNoShard instead.
+  /// ShardedModule::average_ignored_gradients() runs before each step. To keep
+  /// a module whole but reduced, make it a unit with strategy kNoShard instead.
   TORCH_ARG(std::vector<std::string>, ignore);
 
   /// Broadcast parameters and buffers from rank 0 before sharding. Without it,
@@ -40,8 +40,8 @@ struct FSDP_API Options {
   TORCH_ARG(std::optional<double>, gradient_divide_factor);
 
   /// How many units may be whole at once, beside those that one operator reads
-  /// together. More slots save gathers when weights of several units are read in
-  /// turn. Default: 2.
+  /// together. More slots save gathers when weights of several units are read
+  /// in turn. Default: 2.
   TORCH_ARG(int64_t, slots) = 2;
 
  public:
@@ -49,9 +49,7 @@ struct FSDP_API Options {
     mixed_precision_ = policy;
     return *this;
   }
-  const MixedPrecision& mixed_precision() const {
-    return mixed_precision_;
-  }
+  const MixedPrecision& mixed_precision() const { return mixed_precision_; }
 
  private:
   MixedPrecision mixed_precision_;

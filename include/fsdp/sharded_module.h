@@ -34,8 +34,8 @@ class FSDP_API Region {
   Region(Region&& other) noexcept;
   Region& operator=(Region&& other) = delete;
   /// Closes. A failure is thrown by the next call on the net, since destructors
-  /// must not throw. When an exception is on its way the region is abandoned: the
-  /// other ranks learn of it and gradients of the region are dropped.
+  /// must not throw. When an exception is on its way the region is abandoned:
+  /// the other ranks learn of it and gradients of the region are dropped.
   ~Region();
 
   /// Closes, and throws what went wrong (here or on another rank).
@@ -48,13 +48,13 @@ class FSDP_API Region {
   friend class ShardedModule;
   explicit Region(std::shared_ptr<detail::Net> net);
   std::shared_ptr<detail::Net> net_; // null: closed
-  int exceptions_; // in flight when it was opened
+  int exceptions_;                   // in flight when it was opened
 };
 
 /// While one lives, gradients are kept whole on their rank and not reduced. The
-/// next backward pass without one reduces their sum. When a pass fails, gradients
-/// that wait are dropped with it, on all ranks, and the next call says so unless
-/// ShardedModule::drop_unreduced_gradients() was called first.
+/// next backward pass without one reduces their sum. When a pass fails,
+/// gradients that wait are dropped with it, on all ranks, and the next call
+/// says so unless ShardedModule::drop_unreduced_gradients() was called first.
 class FSDP_API NoSync {
  public:
   NoSync(NoSync&& other) noexcept;
@@ -73,9 +73,9 @@ struct WholeParametersOptions {
   bool write_back = false;
 };
 
-/// While one lives, the parameters are ordinary whole tensors, in the dtype that
-/// they were built with and in memory of their own: for export, for editing, or
-/// to call the module itself. The net cannot be called meanwhile.
+/// While one lives, the parameters are ordinary whole tensors, in the dtype
+/// that they were built with and in memory of their own: for export, for
+/// editing, or to call the module itself. The net cannot be called meanwhile.
 /// Collective: opening.
 class FSDP_API WholeParameters {
  public:
@@ -100,12 +100,12 @@ class FSDP_API WholeParameters {
 /// ShardedTensors have in common.
 ///
 /// [Note: What parameters() shows] The tensors of the model keep their identity
-/// for ever: `parameters()`, the module's own members and an optimizer's list are
-/// the same TensorImpls. Outside of regions their contents are this rank's
-/// shards (1-D, possibly of 0 elements) and their .grad, if there is one, has the
-/// shard's size; so optimizers, clipping and moving averages work on shards.
-/// Inside a region they have their whole shape. full_sizes() always tells the
-/// whole shape.
+/// for ever: `parameters()`, the module's own members and an optimizer's list
+/// are the same TensorImpls. Outside of regions their contents are this rank's
+/// shards (1-D, possibly of 0 elements) and their .grad, if there is one, has
+/// the shard's size; so optimizers, clipping and moving averages work on
+/// shards. Inside a region they have their whole shape. full_sizes() always
+/// tells the whole shape.
 class FSDP_API ShardedModule {
  public:
   ShardedModule(const ShardedModule&) = delete;
@@ -130,8 +130,8 @@ class FSDP_API ShardedModule {
   /// Gradients of backward passes that end while it lives are not reduced.
   [[nodiscard]] NoSync no_sync();
 
-  /// Forgets gradients that wait for a reduction (see NoSync): for a step that is
-  /// given up after some of its micro-batches. Local; .grad stays.
+  /// Forgets gradients that wait for a reduction (see NoSync): for a step that
+  /// is given up after some of its micro-batches. Local; .grad stays.
   void drop_unreduced_gradients();
 
   /// All parameters as whole tensors. Throws inside of a region. Collective.
@@ -144,8 +144,8 @@ class FSDP_API ShardedModule {
   void unshard();
   void reshard();
 
-  /// Scales all gradients such that their norm, over all parameters and ranks, is
-  /// at most `max_norm`, and returns the norm before. Replicated and ignored
+  /// Scales all gradients such that their norm, over all parameters and ranks,
+  /// is at most `max_norm`, and returns the norm before. Replicated and ignored
   /// parameters count once. The norm is accumulated in float32 or better;
   /// `norm_type` may be any positive number or infinity. Collective; the result
   /// has the same bits on all ranks.

@@ -22,9 +22,9 @@ class FSDP_API Touch {
   std::unique_ptr<State> state_;
 };
 
-/// Makes `weight` whole inside a region, as an operator that reads it would: for
-/// code that takes its data_ptr() itself. Keep the result while the pointer is
-/// used. Does nothing for a tensor that is not a sharded parameter.
+/// Makes `weight` whole inside a region, as an operator that reads it would:
+/// for code that takes its data_ptr() itself. Keep the result while the pointer
+/// is used. Does nothing for a tensor that is not a sharded parameter.
 FSDP_API Touch touch(const at::Tensor& weight);
 
 } // namespace fsdp

@@ -15,7 +15,8 @@ enum class Strategy : uint8_t {
   /// Parameters, gradients and optimizer state (ZeRO-3). Whole weights exist
   /// only while they are used, in forward and again in backward.
   kFullShard,
-  /// The same at rest, but weights stay whole from forward to backward (ZeRO-2):
+  /// The same at rest, but weights stay whole from forward to backward
+  /// (ZeRO-2):
   /// one gather per step instead of two, at the price of all weights in memory.
   kShardGradOp,
   /// Nothing: every rank holds all of it and gradients are averaged (data

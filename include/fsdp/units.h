@@ -41,9 +41,7 @@ class FSDP_API UnitPolicy {
   UnitPolicy() = default;
   explicit UnitPolicy(Rule rule) : rules_{std::move(rule)} {}
 
-  const std::vector<Rule>& rules() const {
-    return rules_;
-  }
+  const std::vector<Rule>& rules() const { return rules_; }
 
   friend UnitPolicy operator|(UnitPolicy left, const UnitPolicy& right) {
     left.rules_.insert(
@@ -58,15 +56,16 @@ class FSDP_API UnitPolicy {
 /// Modules whose dotted name matches one pattern: `*`, `?` and `[...]` match
 /// inside one part of the name, so "layers.*" is every child of `layers`.
 FSDP_API UnitPolicy named(const std::string& pattern);
-FSDP_API UnitPolicy named(const std::string& pattern, const UnitOptions& options);
+FSDP_API UnitPolicy
+named(const std::string& pattern, const UnitOptions& options);
 
 /// One unit of all modules whose names match one of `patterns`.
 FSDP_API UnitPolicy together(const std::vector<std::string>& patterns);
 FSDP_API UnitPolicy
 together(const std::vector<std::string>& patterns, const UnitOptions& options);
 
-/// Modules with at least `numel` parameter elements that no unit inside them has
-/// taken.
+/// Modules with at least `numel` parameter elements that no unit inside them
+/// has taken.
 FSDP_API UnitPolicy at_least(int64_t numel);
 FSDP_API UnitPolicy at_least(int64_t numel, const UnitOptions& options);
 
@@ -78,7 +77,9 @@ FSDP_API UnitPolicy when(std::function<std::optional<UnitOptions>(
 namespace detail {
 
 /// `BlockImpl` of the module holder `Block`; a module class as it is.
-template <class T, bool = std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>>
+template <
+    class T,
+    bool = std::is_base_of_v<torch::detail::ModuleHolderIndicator, T>>
 struct ModuleClass {
   using type = T;
 };

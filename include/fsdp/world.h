@@ -37,9 +37,10 @@ FSDP_API std::vector<World> thread_worlds(
     std::chrono::milliseconds timeout = std::chrono::minutes(10));
 
 /// Runs `rank_main` on `size` ranks, each a thread of this process, and waits
-/// for all of them. A rank that throws fails its peers in their next wait, in all
-/// groups that they share, and a rank that has ended fails who still waits for
-/// it. The first exception is thrown that is not the news of another rank's.
+/// for all of them. A rank that throws fails its peers in their next wait, in
+/// all groups that they share, and a rank that has ended fails who still waits
+/// for it. The first exception is thrown that is not the news of another
+/// rank's.
 FSDP_API void run_as_threads(
     int size,
     const std::function<void(World)>& rank_main,

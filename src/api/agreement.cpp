@@ -70,9 +70,7 @@ uint64_t checksum(const at::Tensor& tensor) {
   return hash;
 }
 
-void fail_together(
-    const World& world,
-    const std::function<void()>& prepare) {
+void fail_together(const World& world, const std::function<void()>& prepare) {
   std::exception_ptr error;
   std::string text;
   try {
@@ -90,7 +88,8 @@ void fail_together(
   for (const auto rank : c10::irange(texts.size())) {
     TORCH_CHECK_VALUE(
         texts[rank].empty(),
-        rank_text(static_cast<int>(rank), world.size()), " failed: ",
+        rank_text(static_cast<int>(rank), world.size()),
+        " failed: ",
         texts[rank]);
   }
 }
@@ -119,9 +118,16 @@ void check_same_lines(
     const auto size = static_cast<int>(all.size());
     TORCH_CHECK_VALUE(
         false,
-        "fsdp: the ranks differ: ", rank_text(0, size), " has ",
-        line_at(first, at), ", but ", rank_text(static_cast<int>(rank), size),
-        " has ", line_at(other, at), ". ", advice);
+        "fsdp: the ranks differ: ",
+        rank_text(0, size),
+        " has ",
+        line_at(first, at),
+        ", but ",
+        rank_text(static_cast<int>(rank), size),
+        " has ",
+        line_at(other, at),
+        ". ",
+        advice);
   }
 }
 

@@ -13,9 +13,9 @@
 
 namespace fsdp::detail {
 
-/// Runs `prepare` on this rank; when it throws on some rank, all ranks throw: the
-/// rank itself what it threw, the others a c10::ValueError with the text of the
-/// first that failed. Collective.
+/// Runs `prepare` on this rank; when it throws on some rank, all ranks throw:
+/// the rank itself what it threw, the others a c10::ValueError with the text of
+/// the first that failed. Collective.
 void fail_together(const World& world, const std::function<void()>& prepare);
 
 /// Compares on all ranks what `specs` and `settings` say: units, names, shapes,

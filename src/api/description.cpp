@@ -34,8 +34,8 @@ std::ostream& operator<<(std::ostream& out, const NetDescription& net) {
   out << "rank " << net.rank << "/" << net.world_size << ", "
       << net.units.size() << " units\n";
   for (const auto& unit : net.units) {
-    out << "unit '" << unit.name << "' (" << name_of(unit.strategy) << "): "
-        << unit.whole_bytes << " bytes whole, " << unit.shard_bytes
+    out << "unit '" << unit.name << "' (" << name_of(unit.strategy)
+        << "): " << unit.whole_bytes << " bytes whole, " << unit.shard_bytes
         << " bytes here\n";
     for (const auto& parameter : unit.parameters) {
       out << "  ";
@@ -56,8 +56,8 @@ std::ostream& operator<<(std::ostream& out, const MemoryReport& memory) {
              << memory.whole_model_bytes << " bytes, gradients "
              << memory.gradient_bytes << ", unreduced gradients "
              << memory.unreduced_gradient_bytes << ", gathered "
-             << memory.gathered_bytes << " (peak "
-             << memory.peak_gathered_bytes << ")";
+             << memory.gathered_bytes << " (peak " << memory.peak_gathered_bytes
+             << ")";
 }
 
 } // namespace fsdp

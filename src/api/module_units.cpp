@@ -58,10 +58,10 @@ class Tree {
 };
 
 /// [Note: Which unit takes a parameter] Modules are visited children first. A
-/// module that fully_shard() marked or a rule matches becomes a unit and takes the parameters below it
-/// that no unit inside it has taken. A tensor that is registered at several
-/// places belongs to the unit of its first place in order of registration; the
-/// other places see the same tensor.
+/// module that fully_shard() marked or a rule matches becomes a unit and takes
+/// the parameters below it that no unit inside it has taken. A tensor that is
+/// registered at several places belongs to the unit of its first place in order
+/// of registration; the other places see the same tensor.
 class UnitChooser {
  public:
   UnitChooser(Tree& tree, const UnitPolicy& policy)
@@ -115,10 +115,8 @@ class UnitChooser {
     return numel;
   }
 
-  size_t unit_for(
-      size_t rule,
-      const std::string& name,
-      const UnitOptions& options) {
+  size_t
+  unit_for(size_t rule, const std::string& name, const UnitOptions& options) {
     if (rules_[rule].together && together_[rule] != kRoot) {
       return together_[rule];
     }
@@ -147,14 +145,20 @@ class UnitChooser {
                 [&](const Node& node) {
                   return name_matches(pattern, node.name);
                 }),
-            "fsdp: unit policy ", rules_[rule].description, ": \"", pattern,
-            "\" matches no module. The model has:", list_of_modules());
+            "fsdp: unit policy ",
+            rules_[rule].description,
+            ": \"",
+            pattern,
+            "\" matches no module. The model has:",
+            list_of_modules());
       }
       TORCH_CHECK_VALUE(
           matches_[rule] > 0,
-          "fsdp: unit policy ", rules_[rule].description,
+          "fsdp: unit policy ",
+          rules_[rule].description,
           " matches no module, or only modules that an earlier policy took."
-          " The model has:", list_of_modules());
+          " The model has:",
+          list_of_modules());
     }
   }
 
@@ -202,7 +206,8 @@ bool is_or_is_below(const std::string& name, const std::string& ignored) {
 class IgnoreList {
  public:
   explicit IgnoreList(const std::vector<std::string>& names)
-      : names_(names), used_(names.size(), false) {}
+      : names_(names),
+        used_(names.size(), false) {}
 
   bool contains(const std::string& name) {
     bool found = false;
@@ -219,7 +224,8 @@ class IgnoreList {
     for (const auto i : c10::irange(names_.size())) {
       TORCH_CHECK_VALUE(
           used_[i],
-          "fsdp: Options::ignore names '", names_[i],
+          "fsdp: Options::ignore names '",
+          names_[i],
           "', but no parameter and no module with parameters has this name.");
     }
   }
@@ -260,7 +266,9 @@ class Collector {
         by_name_.emplace(name, tensor.unsafeGetTensorImpl());
     TORCH_CHECK_VALUE(
         fresh || known->second == tensor.unsafeGetTensorImpl(),
-        "fsdp: two parameters have the name '", name, "'. Give each its own.");
+        "fsdp: two parameters have the name '",
+        name,
+        "'. Give each its own.");
     if (ignore_.contains(name)) {
       ignored_.insert(tensor.unsafeGetTensorImpl());
     }
@@ -333,7 +341,8 @@ ModuleUnits units_of(torch::nn::Module& module, const Options& options) {
   }
   Collector collector(options);
   each_parameter_of(
-      tree, [&](const Node&, const std::string& name, const at::Tensor& tensor) {
+      tree,
+      [&](const Node&, const std::string& name, const at::Tensor& tensor) {
         collector.note(name, tensor);
       });
   each_parameter_of(
@@ -345,9 +354,9 @@ ModuleUnits units_of(torch::nn::Module& module, const Options& options) {
 }
 
 ModuleUnits units_of(
-    std::vector<std::pair<
-        std::string,
-        std::vector<std::pair<std::string, at::Tensor>>>> units,
+    std::vector<
+        std::pair<std::string, std::vector<std::pair<std::string, at::Tensor>>>>
+        units,
     const Options& options) {
   TORCH_CHECK_VALUE(
       options.units().rules().empty() && options.ignore().empty(),

@@ -28,9 +28,9 @@ ModuleUnits units_of(torch::nn::Module& module, const Options& options);
 
 /// The same for tensors that the program has put into units itself.
 ModuleUnits units_of(
-    std::vector<std::pair<
-        std::string,
-        std::vector<std::pair<std::string, at::Tensor>>>> units,
+    std::vector<
+        std::pair<std::string, std::vector<std::pair<std::string, at::Tensor>>>>
+        units,
     const Options& options);
 
 } // namespace fsdp::detail

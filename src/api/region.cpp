@@ -12,12 +12,15 @@ namespace fsdp {
 using detail::RegionKind;
 
 Region::Region(std::shared_ptr<detail::Net> net)
-    : net_(std::move(net)), exceptions_(std::uncaught_exceptions()) {
+    : net_(std::move(net)),
+      exceptions_(std::uncaught_exceptions()) {
   net_->enter(RegionKind::kForward, /*accumulates=*/false);
 }
 
 Region::Region(Region&& other) noexcept
-    : net_(std::move(other.net_)), exceptions_(other.exceptions_) {}
+    : net_(std::move(other.net_)),
+      exceptions_(other.exceptions_) {
+}
 
 Region::~Region() {
   if (net_ == nullptr) {
@@ -51,7 +54,8 @@ NoSync::NoSync(std::shared_ptr<detail::Net> net) : net_(std::move(net)) {
   net_->add_no_sync(1);
 }
 
-NoSync::NoSync(NoSync&& other) noexcept : net_(std::move(other.net_)) {}
+NoSync::NoSync(NoSync&& other) noexcept : net_(std::move(other.net_)) {
+}
 
 NoSync::~NoSync() {
   if (net_ != nullptr) {
@@ -62,12 +66,15 @@ NoSync::~NoSync() {
 WholeParameters::WholeParameters(
     std::shared_ptr<detail::Net> net,
     WholeParametersOptions options)
-    : net_(std::move(net)), options_(options) {
+    : net_(std::move(net)),
+      options_(options) {
   net_->open_whole();
 }
 
 WholeParameters::WholeParameters(WholeParameters&& other) noexcept
-    : net_(std::move(other.net_)), options_(other.options_) {}
+    : net_(std::move(other.net_)),
+      options_(other.options_) {
+}
 
 WholeParameters::~WholeParameters() {
   const auto net = net_;

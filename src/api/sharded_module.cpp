@@ -5,8 +5,8 @@
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
 #include "runtime/net.h"
-#include "runtime/view_base.h"
 #include "runtime/tensor_bytes.h"
+#include "runtime/view_base.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/irange.h>
@@ -37,21 +37,30 @@ void check_parameter(const Parameter& parameter, const World& world) {
       rank_text(world.rank(), world.size()) + ") ";
   TORCH_CHECK_VALUE(
       tensor.layout() == c10::kStrided,
-      who, "must be a dense tensor, but has layout ", tensor.layout(), ".");
+      who,
+      "must be a dense tensor, but has layout ",
+      tensor.layout(),
+      ".");
   TORCH_CHECK_VALUE(
       tensor.is_leaf(),
-      who, "must be a leaf, but was computed by an operator that autograd"
+      who,
+      "must be a leaf, but was computed by an operator that autograd"
       " recorded. Make it under torch::NoGradGuard, or detach() it.");
   TORCH_CHECK_VALUE(
       !tensor.grad().defined(),
-      who, "has a gradient already. Call zero_grad() before it is sharded.");
+      who,
+      "has a gradient already. Call zero_grad() before it is sharded.");
   TORCH_CHECK_VALUE(
       detail::unit_storage(tensor) == nullptr ||
           detail::unit_storage(tensor)->tag->group.load() == nullptr,
-      who, "is sharded already. A module is sharded once.");
+      who,
+      "is sharded already. A module is sharded once.");
   TORCH_CHECK_NOT_IMPLEMENTED(
       tensor.is_cpu() || world.size() == 1,
-      who, "is on ", tensor.device(), ", but this communicator moves CPU memory"
+      who,
+      "is on ",
+      tensor.device(),
+      ", but this communicator moves CPU memory"
       " only.");
 }
 
@@ -79,7 +88,10 @@ void check_storages(
         parameter.tensor.storage().unsafeGetStorageImpl(), parameter.name());
     TORCH_CHECK_VALUE(
         fresh,
-        "fsdp: parameters '", owner->second, "' and '", parameter.name(),
+        "fsdp: parameters '",
+        owner->second,
+        "' and '",
+        parameter.name(),
         "' share one storage but are two tensors, so sharding would untie them."
         " Register the same tensor at both places.");
   });
@@ -87,8 +99,11 @@ void check_storages(
     TORCH_CHECK_VALUE(
         parameter.tensor.numel() == 0 ||
             detail::is_sole_user_of_storage(parameter.tensor),
-        "fsdp: somebody else holds a view of parameter '", parameter.name(),
-        "' (", rank_text(world.rank(), world.size()), "), which would keep the"
+        "fsdp: somebody else holds a view of parameter '",
+        parameter.name(),
+        "' (",
+        rank_text(world.rank(), world.size()),
+        "), which would keep the"
         " values of now for ever. Make the view after sharding, where it is"
         " used, or clone() it.");
   });
@@ -99,10 +114,14 @@ void check_options(const Options& options) {
   TORCH_CHECK_VALUE(
       std::isfinite(factor) && factor != 0.0,
       "fsdp: Options::gradient_divide_factor must be a number other than 0, but"
-      " got ", factor, ". Use 1 to keep the sum of the gradients.");
+      " got ",
+      factor,
+      ". Use 1 to keep the sum of the gradients.");
   TORCH_CHECK_VALUE(
       options.slots() >= 1,
-      "fsdp: Options::slots must be at least 1, but got ", options.slots(), ".");
+      "fsdp: Options::slots must be at least 1, but got ",
+      options.slots(),
+      ".");
 }
 
 std::vector<std::pair<std::string, at::Tensor>> all_tensors(
@@ -242,7 +261,9 @@ std::vector<int64_t> ShardedModule::full_sizes(const std::string& name) const {
     }
   }
   TORCH_CHECK_VALUE(
-      found, "fsdp: full_sizes: there is no parameter '", name,
+      found,
+      "fsdp: full_sizes: there is no parameter '",
+      name,
       "'. describe() lists the names.");
   return sizes;
 }
@@ -394,9 +415,7 @@ NetDescription ShardedModule::describe() const {
              parameter.sizes,
              group->dtype(),
              parameter.tensor.requires_grad(),
-             group->layout()
-                 .owned_of_parameter(i, group->position())
-                 .numel()});
+             group->layout().owned_of_parameter(i, group->position()).numel()});
       }
     }
     net_description.units.push_back(std::move(description));

@@ -9,13 +9,15 @@ namespace fsdp {
 
 struct Touch::State {
   explicit State(detail::FlatGroup* group)
-      : net(group->net().shared_from_this()), pins({group}) {}
+      : net(group->net().shared_from_this()),
+        pins({group}) {}
 
   std::shared_ptr<detail::Net> net;
   detail::Pins pins;
 };
 
-Touch::Touch(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Touch::Touch(std::unique_ptr<State> state) : state_(std::move(state)) {
+}
 Touch::Touch(Touch&&) noexcept = default;
 Touch& Touch::operator=(Touch&&) noexcept = default;
 Touch::~Touch() = default;

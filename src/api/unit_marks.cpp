@@ -10,22 +10,25 @@ namespace fsdp::detail {
 
 namespace {
 
-/// Marks of modules that no net has taken yet. A module cannot carry one itself;
-/// a weak pointer, unlike an address, does not outlive its module.
+/// Marks of modules that no net has taken yet. A module cannot carry one
+/// itself; a weak pointer, unlike an address, does not outlive its module.
 class UnitMarks {
  public:
   void add(
       const std::shared_ptr<torch::nn::Module>& module,
       const UnitOptions& options) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(marks_, [](const Mark& mark) { return mark.module.expired(); });
+    std::erase_if(
+        marks_, [](const Mark& mark) { return mark.module.expired(); });
     const bool marked =
         std::any_of(marks_.begin(), marks_.end(), [&](const Mark& mark) {
           return mark.module.lock() == module;
         });
     TORCH_CHECK_VALUE(
         !marked,
-        "fsdp: fully_shard: this ", module->name(), " is marked as a unit"
+        "fsdp: fully_shard: this ",
+        module->name(),
+        " is marked as a unit"
         " already. Call it once per module.");
     marks_.push_back({module, options});
   }

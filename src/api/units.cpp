@@ -8,9 +8,7 @@
 
 namespace fsdp {
 
-bool detail::name_matches(
-    const std::string& pattern,
-    const std::string& name) {
+bool detail::name_matches(const std::string& pattern, const std::string& name) {
   // fnmatch keeps `*` inside one part of a path; a dotted name is such a path.
   auto as_path = [](std::string text) {
     std::replace(text.begin(), text.end(), '.', '/');

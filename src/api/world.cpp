@@ -12,7 +12,8 @@
 
 namespace fsdp {
 
-World::World() : communicator_(detail::make_single_communicator()) {}
+World::World() : communicator_(detail::make_single_communicator()) {
+}
 
 World::World(std::shared_ptr<Communicator> communicator)
     : communicator_(std::move(communicator)) {

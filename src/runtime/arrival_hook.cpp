@@ -20,7 +20,9 @@ class ArrivalHook final : public PostAccumulateGradHook {
       std::shared_ptr<const GroupTag> tag,
       int64_t index,
       std::unique_ptr<PostAccumulateGradHook> replaced)
-      : tag_(std::move(tag)), index_(index), replaced_(std::move(replaced)) {}
+      : tag_(std::move(tag)),
+        index_(index),
+        replaced_(std::move(replaced)) {}
 
   void operator()(const at::Tensor& variable) override {
     auto* group = tag_->group.load();
@@ -37,12 +39,8 @@ class ArrivalHook final : public PostAccumulateGradHook {
   void compiled_args(
       torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
 
-  FlatGroup* group() const {
-    return tag_->group.load();
-  }
-  std::unique_ptr<PostAccumulateGradHook>& replaced() {
-    return replaced_;
-  }
+  FlatGroup* group() const { return tag_->group.load(); }
+  std::unique_ptr<PostAccumulateGradHook>& replaced() { return replaced_; }
 
  private:
   std::shared_ptr<const GroupTag> tag_;

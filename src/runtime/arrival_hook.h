@@ -10,9 +10,9 @@ class FlatGroup;
 class Net;
 
 /// Puts the hook in place that takes whole gradients when autograd has
-/// accumulated them. libtorch has one slot for such a hook per parameter; a hook
-/// of the program that is found there is kept, and runs after the gradient was
-/// reduced and assigned. Cheap when nothing has changed.
+/// accumulated them. libtorch has one slot for such a hook per parameter; a
+/// hook of the program that is found there is kept, and runs after the gradient
+/// was reduced and assigned. Cheap when nothing has changed.
 void install_arrival_hooks(FlatGroup& group);
 
 /// Gives the slots back to the program.

@@ -19,8 +19,8 @@ namespace fsdp::detail {
 
 namespace {
 
-using torch::autograd::Engine;
 using torch::autograd::edge_list;
+using torch::autograd::Engine;
 using torch::autograd::variable_list;
 
 /// Backward regions of the nets that one pass involves.
@@ -62,8 +62,8 @@ class BackwardRegions {
   std::vector<std::shared_ptr<Net>> open_;
 };
 
-/// Another engine that the program has installed, or null. It goes on doing what
-/// it does inside of ours.
+/// Another engine that the program has installed, or null. It goes on doing
+/// what it does inside of ours.
 std::atomic<Engine*> program_engine{nullptr};
 
 /// [Note: Regions] Engine::queue_callback would not do: when a pass fails, its
@@ -77,9 +77,7 @@ class BackwardEngine final : public Engine {
     start_device_threads();
   }
 
-  ~BackwardEngine() override {
-    stop();
-  }
+  ~BackwardEngine() override { stop(); }
 
   variable_list execute(
       const edge_list& roots,
@@ -92,21 +90,20 @@ class BackwardEngine final : public Engine {
     variable_list gradients;
     try {
       auto* other = program_engine.load();
-      gradients = other != nullptr
-          ? other->execute(
-                roots,
-                inputs,
-                keep_graph,
-                create_graph,
-                accumulate_grad,
-                outputs)
-          : Engine::execute(
-                roots,
-                inputs,
-                keep_graph,
-                create_graph,
-                accumulate_grad,
-                outputs);
+      gradients = other != nullptr ? other->execute(
+                                         roots,
+                                         inputs,
+                                         keep_graph,
+                                         create_graph,
+                                         accumulate_grad,
+                                         outputs)
+                                   : Engine::execute(
+                                         roots,
+                                         inputs,
+                                         keep_graph,
+                                         create_graph,
+                                         accumulate_grad,
+                                         outputs);
     } catch (const std::exception& error) {
       regions.fail(text_of(error));
       throw;

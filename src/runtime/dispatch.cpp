@@ -1,9 +1,10 @@
 // [Note: Touch] Every operator goes through libtorch's dispatcher. Parameters,
-// and all views of them, carry a dispatch key that comes before autograd, so the
-// fallback below sees exactly the operators that read a parameter, before they
-// run. It makes the units whole that the operator reads, casts the operator's
-// other inputs where a policy asks for it, and dispatches on. In backward it is
-// the same: gradient formulas read saved weights or views of them.
+// and all views of them, carry a dispatch key that comes before autograd, so
+// the fallback below sees exactly the operators that read a parameter, before
+// they run. It makes the units whole that the operator reads, casts the
+// operator's other inputs where a policy asks for it, and dispatches on. In
+// backward it is the same: gradient formulas read saved weights or views of
+// them.
 
 #include "runtime/errors.h"
 #include "runtime/flat_group.h"
@@ -104,10 +105,10 @@ class OperatorCall {
   Groups written_;
   Groups written_shards_;
   bool reads_derived_ = false; // values computed only from weights
-  bool reads_others_ = false; // tensors that are no weights
+  bool reads_others_ = false;  // tensors that are no weights
   bool reads_foreign_ = false; // tensors that are none of ours
-  at::Tensor frozen_shard_; // of a parameter, while autograd records
-  at::Tensor grad_shard_; // one that it reads
+  at::Tensor frozen_shard_;    // of a parameter, while autograd records
+  at::Tensor grad_shard_;      // one that it reads
   at::Tensor foreign_written_; // a tensor of the program that it writes
 };
 
@@ -123,8 +124,8 @@ void OperatorCall::classify(const at::Tensor& tensor, bool writes) {
   }
   auto* storage = unit_storage(tensor);
   if (storage == nullptr) {
-    reads_foreign_ = reads_foreign_ ||
-        !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    reads_foreign_ =
+        reads_foreign_ || !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     reads_others_ = reads_others_ || reads_foreign_;
     if (writes) {
       foreign_written_ = tensor;
@@ -159,13 +160,19 @@ void OperatorCall::classify_whole(
     bool writes) {
   TORCH_CHECK_VALUE(
       group != nullptr,
-      "fsdp: ", info_.name, " reads a weight of a net that was destroyed.");
+      "fsdp: ",
+      info_.name,
+      " reads a weight of a net that was destroyed.");
   TORCH_CHECK_VALUE(
       group->net().in_region(),
-      "fsdp: ", info_.name, " reads parameter '",
+      "fsdp: ",
+      info_.name,
+      " reads parameter '",
       group->name_at(tensor.storage_offset()),
-      "', or a view of it, outside of a region (", group->net().rank_text(),
-      "). Whole weights exist only inside: clone() what is needed later, or hold"
+      "', or a view of it, outside of a region (",
+      group->net().rank_text(),
+      "). Whole weights exist only inside: clone() what is needed later, or "
+      "hold"
       " net.region() around its use.");
   add(whole_, group);
   if (writes) {
@@ -197,9 +204,15 @@ void OperatorCall::refuse_shard(const at::Tensor& tensor) const {
   const auto& group = *unit_storage(tensor)->tag->group.load();
   TORCH_CHECK_VALUE(
       false,
-      "fsdp: ", info_.name, " uses parameter '", shard_name(group, tensor),
-      "' outside of a region; there it is a shard of ", tensor.numel(),
-      " elements (", group.net().rank_text(), "). Call the net, net(x), or"
+      "fsdp: ",
+      info_.name,
+      " uses parameter '",
+      shard_name(group, tensor),
+      "' outside of a region; there it is a shard of ",
+      tensor.numel(),
+      " elements (",
+      group.net().rank_text(),
+      "). Call the net, net(x), or"
       " net.call(...), or hold net.region(); module->forward(x) alone does not"
       " open one.");
 }
@@ -215,9 +228,13 @@ void OperatorCall::classify_gradient(
       !info_.writes_any && !info_.allowed_on_shard;
   TORCH_CHECK_VALUE(
       !lost,
-      "fsdp: ", info_.name, " uses the .grad of a parameter of unit '",
-      group->settings().unit_name, "' after backward with create_graph. The"
-      " reduction over ranks has no graph, so a loss on it would miss this term:"
+      "fsdp: ",
+      info_.name,
+      " uses the .grad of a parameter of unit '",
+      group->settings().unit_name,
+      "' after backward with create_graph. The"
+      " reduction over ranks has no graph, so a loss on it would miss this "
+      "term:"
       " use torch::autograd::grad inside of a region, or torch::NoGradGuard to"
       " look at the values.");
   if (!group->replicated()) {
@@ -232,18 +249,27 @@ void OperatorCall::check_gradient_shard() const {
       foreign_written_.sizes() != grad_shard_.sizes();
   TORCH_CHECK_VALUE(
       written_.empty() && !(mismatch && group.net().in_region()),
-      "fsdp: ", info_.name, " combines whole tensors with the gradient shard of"
-      " parameter '", gradient_name(group, grad_shard_), "' inside a region (",
+      "fsdp: ",
+      info_.name,
+      " combines whole tensors with the gradient shard of"
+      " parameter '",
+      gradient_name(group, grad_shard_),
+      "' inside a region (",
       group.net().rank_text(),
       "). Call optimizer.step() after the region has closed.");
   TORCH_CHECK_VALUE(
       !mismatch,
-      "fsdp: ", info_.name, " combines a tensor of shape ",
-      foreign_written_.defined() ? foreign_written_.sizes()
-                                 : at::IntArrayRef{},
+      "fsdp: ",
+      info_.name,
+      " combines a tensor of shape ",
+      foreign_written_.defined() ? foreign_written_.sizes() : at::IntArrayRef{},
       " with the gradient shard of parameter '",
-      gradient_name(group, grad_shard_), "', of shape ", grad_shard_.sizes(),
-      " (", group.net().rank_text(), "). Optimizer state from before sharding has"
+      gradient_name(group, grad_shard_),
+      "', of shape ",
+      grad_shard_.sizes(),
+      " (",
+      group.net().rank_text(),
+      "). Optimizer state from before sharding has"
       " whole shapes: make the optimizer, or take its first step, after"
       " sharding.");
   if (group.settings().world_size == 1) {
@@ -251,7 +277,10 @@ void OperatorCall::check_gradient_shard() const {
   }
   TORCH_CHECK_VALUE(
       !info_.is_concatenation,
-      "fsdp: ", info_.name, " joins gradient shards (", group.net().rank_text(),
+      "fsdp: ",
+      info_.name,
+      " joins gradient shards (",
+      group.net().rank_text(),
       "). Algorithms over one flat gradient, such as torch::optim::LBFGS, would"
       " see this rank's part only and go wrong silently. Use an element-wise"
       " optimizer, or clone() the shards if parts are what you want.");

@@ -24,8 +24,8 @@ std::vector<int64_t> numels_of(const std::vector<Parameter>& parameters) {
   return numels;
 }
 
-/// Exchanges the contents of a parameter. Unlike set_data this keeps its version
-/// counter and its gradient accumulator, whatever the dtypes are.
+/// Exchanges the contents of a parameter. Unlike set_data this keeps its
+/// version counter and its gradient accumulator, whatever the dtypes are.
 void switch_to(const at::Tensor& parameter, const at::Tensor& contents) {
   parameter.unsafeGetTensorImpl()->shallow_copy_from(
       contents.getIntrusivePtr());
@@ -51,9 +51,7 @@ FlatGroup::FlatGroup(
               ? settings_.mixed_precision.reduce_dtype.value_or(compute_dtype_)
               : dtype_),
       device_(parameters_.front().tensor.device()),
-      layout_(
-          numels_of(parameters_),
-          replicated() ? 1 : settings_.world_size),
+      layout_(numels_of(parameters_), replicated() ? 1 : settings_.world_size),
       tag_(std::make_shared<GroupTag>()),
       const_tag_(tag_),
       communicator_(std::move(gather_communicator)),
@@ -98,11 +96,10 @@ void FlatGroup::copy_in_and_switch() {
   for (const auto i : c10::irange(layout_.size())) {
     auto& parameter = parameters_[i];
     const auto owned = layout_.owned_in_slice(i, position());
-    const std::vector<int64_t> at_rest = replicated()
-        ? parameter.sizes
-        : std::vector<int64_t>{owned.numel()};
-    parameter.sharded = tensor_on(
-        shard_storage_, dtype_, at_rest, owned.begin, Touched::kYes);
+    const std::vector<int64_t> at_rest =
+        replicated() ? parameter.sizes : std::vector<int64_t>{owned.numel()};
+    parameter.sharded =
+        tensor_on(shard_storage_, dtype_, at_rest, owned.begin, Touched::kYes);
     parameter.whole = tensor_on(
         whole_storage_,
         compute_dtype_,
@@ -113,7 +110,8 @@ void FlatGroup::copy_in_and_switch() {
     const auto old = parameter.tensor.storage();
     switch_to(parameter.tensor, parameter.sharded);
     if (old.use_count() > 1) {
-      // A parameter that was made as a view keeps its base, and nobody else does.
+      // A parameter that was made as a view keeps its base, and nobody else
+      // does.
       old.unsafeGetStorageImpl()->set_data_ptr_noswap(
           c10::DataPtr(nullptr, device_));
       old.unsafeGetStorageImpl()->set_nbytes(0);
@@ -125,14 +123,28 @@ void FlatGroup::check_plain(const Parameter& parameter) const {
   const auto& tensor = parameter.tensor;
   TORCH_CHECK_VALUE(
       tensor.scalar_type() == dtype_,
-      "fsdp: parameter '", parameter.name(), "' was given another dtype after"
-      " sharding (", where(), "): expected ", dtype_, ", but got ",
-      tensor.scalar_type(), ". Convert the model before it is sharded.");
+      "fsdp: parameter '",
+      parameter.name(),
+      "' was given another dtype after"
+      " sharding (",
+      where(),
+      "): expected ",
+      dtype_,
+      ", but got ",
+      tensor.scalar_type(),
+      ". Convert the model before it is sharded.");
   TORCH_CHECK_VALUE(
       tensor.sizes() == at::IntArrayRef(parameter.sizes),
-      "fsdp: parameter '", parameter.name(), "' was replaced by a tensor of"
-      " another size (", where(), "): expected shape ",
-      at::IntArrayRef(parameter.sizes), ", but got ", tensor.sizes(), ".");
+      "fsdp: parameter '",
+      parameter.name(),
+      "' was replaced by a tensor of"
+      " another size (",
+      where(),
+      "): expected shape ",
+      at::IntArrayRef(parameter.sizes),
+      ", but got ",
+      tensor.sizes(),
+      ".");
 }
 
 void FlatGroup::adopt_replaced() {
@@ -193,15 +205,30 @@ void FlatGroup::take_over(int64_t index, at::ScalarType accepted) {
   const auto whole_numel = layout_.interval(index).numel();
   TORCH_CHECK_VALUE(
       value.scalar_type() == dtype_ || value.scalar_type() == accepted,
-      "fsdp: parameter '", parameter.name(), "' was given another dtype after"
-      " sharding (", where(), "): expected ", dtype_, ", but got ",
-      value.scalar_type(), ". Convert the model before it is sharded.");
+      "fsdp: parameter '",
+      parameter.name(),
+      "' was given another dtype after"
+      " sharding (",
+      where(),
+      "): expected ",
+      dtype_,
+      ", but got ",
+      value.scalar_type(),
+      ". Convert the model before it is sharded.");
   TORCH_CHECK_VALUE(
       value.numel() == whole_numel || value.numel() == owned.numel(),
-      "fsdp: parameter '", parameter.name(), "' was replaced by a tensor of"
-      " another size (", where(), "): expected ", whole_numel,
-      " elements (whole) or ", owned.numel(), " (this rank's shard), but got ",
-      value.numel(), ".");
+      "fsdp: parameter '",
+      parameter.name(),
+      "' was replaced by a tensor of"
+      " another size (",
+      where(),
+      "): expected ",
+      whole_numel,
+      " elements (whole) or ",
+      owned.numel(),
+      " (this rank's shard), but got ",
+      value.numel(),
+      ".");
   if (owned.empty()) {
     return;
   }

@@ -27,9 +27,9 @@ struct Unit;
 struct Parameter {
   at::Tensor tensor;
   std::vector<std::string> names; // fully qualified; several when it is tied
-  std::vector<int64_t> sizes; // whole
-  at::Tensor sharded; // contents while SHARDED
-  at::Tensor whole; // contents while RELEASED or UNSHARDED
+  std::vector<int64_t> sizes;     // whole
+  at::Tensor sharded;             // contents while SHARDED
+  at::Tensor whole;               // contents while RELEASED or UNSHARDED
 
   const std::string& name() const { return names.front(); }
 };
@@ -54,10 +54,10 @@ struct GroupSettings {
 /// [Note: Three states] Outside of regions a parameter is SHARDED: 1-D, the
 /// local elements, on the storage of the rank's slice. Inside a region it has
 /// its whole shape on the storage of the whole group, which is either without
-/// memory (RELEASED) or filled (UNSHARDED). Views that autograd saved share that
-/// storage, so they see the weights again when it is filled again. With kNoShard
-/// a parameter has its whole shape outside regions too, and stays an ordinary
-/// tensor unless its unit computes in another type.
+/// memory (RELEASED) or filled (UNSHARDED). Views that autograd saved share
+/// that storage, so they see the weights again when it is filled again. With
+/// kNoShard a parameter has its whole shape outside regions too, and stays an
+/// ordinary tensor unless its unit computes in another type.
 class FlatGroup {
  public:
   FlatGroup(
@@ -87,9 +87,7 @@ class FlatGroup {
   at::ScalarType compute_dtype() const { return compute_dtype_; }
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   c10::Device device() const { return device_; }
-  bool replicated() const {
-    return settings_.strategy == Strategy::kNoShard;
-  }
+  bool replicated() const { return settings_.strategy == Strategy::kNoShard; }
   /// Position of this rank in the layout.
   int position() const { return replicated() ? 0 : settings_.rank; }
 
@@ -161,8 +159,8 @@ class FlatGroup {
 
   c10::intrusive_ptr<UnitStorage> shard_storage_;
   c10::intrusive_ptr<UnitStorage> whole_storage_;
-  at::Tensor shard_; // 1-D, this rank's slice
-  at::Tensor gathered_; // 1-D, all slices; undefined while RELEASED
+  at::Tensor shard_;         // 1-D, this rank's slice
+  at::Tensor gathered_;      // 1-D, all slices; undefined while RELEASED
   at::Tensor before_writes_; // 1-D, the slice before the first write
   at::Tensor whole_at_rest_; // 1-D, while open_whole()
   std::unique_ptr<Work> gather_;

@@ -31,7 +31,10 @@ DType dtype_of(at::ScalarType dtype) {
       return DType::kBFloat16;
     default:
       TORCH_CHECK_NOT_IMPLEMENTED(
-          false, "fsdp: gradients of dtype ", dtype, " cannot be reduced. Set ",
+          false,
+          "fsdp: gradients of dtype ",
+          dtype,
+          " cannot be reduced. Set ",
           "MixedPrecision::reduce_dtype to kFloat.");
   }
 }
@@ -61,8 +64,10 @@ void GroupGradients::refresh_active() {
   for (const auto i : c10::irange(active_.size())) {
     TORCH_CHECK_VALUE(
         !has_pending() || active[i] == active_[i],
-        "fsdp: requires_grad of parameter '", group_.parameters()[i].name(),
-        "' changed while gradients of unit '", group_.settings().unit_name,
+        "fsdp: requires_grad of parameter '",
+        group_.parameters()[i].name(),
+        "' changed while gradients of unit '",
+        group_.settings().unit_name,
         "' wait for a reduction (no_sync). Change it after a backward pass that"
         " synchronises.");
   }
@@ -103,8 +108,11 @@ void GroupGradients::add(int64_t index, const at::Tensor& gradient) {
   const auto interval = layout_->interval(index);
   TORCH_CHECK_VALUE(
       gradient.numel() == group_.layout().interval(index).numel(),
-      "fsdp: parameter '", parameter.name(), "' got a gradient of ",
-      gradient.numel(), " elements, but has ",
+      "fsdp: parameter '",
+      parameter.name(),
+      "' got a gradient of ",
+      gradient.numel(),
+      " elements, but has ",
       group_.layout().interval(index).numel(),
       ". Was a graph recorded over its shard, outside of a region?");
   if (!buffer_.defined()) {
@@ -215,9 +223,8 @@ void GroupGradients::finish_ready_reductions() {
 }
 
 Interval GroupGradients::part_of(int64_t index) const {
-  return group_.replicated()
-      ? layout_->interval(index)
-      : layout_->owned_in_part(index, group_.position());
+  return group_.replicated() ? layout_->interval(index)
+                             : layout_->owned_in_part(index, group_.position());
 }
 
 void GroupGradients::check_assignable() const {
@@ -227,8 +234,12 @@ void GroupGradients::check_assignable() const {
     const auto numel = part_of(i).numel();
     TORCH_CHECK_VALUE(
         !present_[i] || !grad.defined() || grad.numel() == numel,
-        "fsdp: .grad of parameter '", parameter.name(), "' has ", grad.numel(),
-        " elements, but this rank's shard has ", numel,
+        "fsdp: .grad of parameter '",
+        parameter.name(),
+        "' has ",
+        grad.numel(),
+        " elements, but this rank's shard has ",
+        numel,
         ". Call zero_grad() before the backward pass.");
   }
 }
@@ -239,8 +250,8 @@ void GroupGradients::add_to_grad(
     Accumulate accumulate) {
   const auto& parameter = group_.parameters()[index];
   const auto part = part_of(index);
-  const auto storage = c10::intrusive_ptr<UnitStorage>::reclaim_copy(
-      unit_storage(flat));
+  const auto storage =
+      c10::intrusive_ptr<UnitStorage>::reclaim_copy(unit_storage(flat));
   const auto shard = std::vector<int64_t>{part.numel()};
   const bool ordinary = group_.replicated() && !graph_dropped_;
   auto fresh = tensor_on(

@@ -17,8 +17,8 @@ namespace fsdp::detail {
 
 class FlatGroup;
 
-/// How a gradient is added to a .grad that is there: to the tensor itself, or as a
-/// new one, so that the old one can be put back.
+/// How a gradient is added to a .grad that is there: to the tensor itself, or
+/// as a new one, so that the old one can be put back.
 enum class Accumulate : uint8_t { kInPlace, kFresh };
 
 /// The gradients of one flat group, from their arrival (whole, of this rank
@@ -51,8 +51,8 @@ class GroupGradients {
   const std::vector<bool>& present() const { return present_; }
   void set_present(const std::vector<bool>& present) { present_ = present; }
 
-  /// Sends off what has arrived; absent gradients count as zero. Collective over
-  /// the reduce communicator.
+  /// Sends off what has arrived; absent gradients count as zero. Collective
+  /// over the reduce communicator.
   void start_reduction();
 
   /// Waits for the reductions that were started, or only for those that do not
@@ -74,13 +74,14 @@ class GroupGradients {
   /// Bytes of whole, unreduced gradients.
   int64_t unreduced_bytes() const;
 
-  /// At the start of a pass: takes over which parameters require a gradient now.
+  /// At the start of a pass: takes over which parameters require a gradient
+  /// now.
   void refresh_active();
   void forget_arrivals(); // of the pass; the buffer stays
 
  private:
   struct Reduction {
-    at::Tensor input; // keeps the buffer alive
+    at::Tensor input;  // keeps the buffer alive
     at::Tensor output; // this rank's part, or all of it when replicated
     std::unique_ptr<Work> work;
   };
@@ -89,26 +90,24 @@ class GroupGradients {
   at::Tensor new_flat(int64_t numel, at::ScalarType dtype) const;
   void finish(Reduction& reduction);
   Interval part_of(int64_t index) const;
-  void add_to_grad(
-      int64_t index,
-      const at::Tensor& flat,
-      Accumulate accumulate);
+  void
+  add_to_grad(int64_t index, const at::Tensor& flat, Accumulate accumulate);
 
   FlatGroup& group_;
   std::shared_ptr<Communicator> communicator_;
   double divide_factor_;
 
-  std::vector<bool> active_; // requires a gradient
+  std::vector<bool> active_;            // requires a gradient
   std::optional<CompactLayout> layout_; // of the active parameters
   at::Tensor buffer_; // 1-D, reduce dtype; undefined until a gradient arrives
   std::vector<bool> in_buffer_;
   std::vector<bool> present_;
   std::vector<int> arrivals_; // of this pass
   std::vector<int> expected_; // arrivals of the last pass
-  int64_t missing_ = 0; // sum of expected arrivals still to come
+  int64_t missing_ = 0;       // sum of expected arrivals still to come
   std::vector<Reduction> in_flight_;
   int reductions_ = 0;
-  at::Tensor result_; // 1-D, sum of the finished reductions
+  at::Tensor result_;          // 1-D, sum of the finished reductions
   bool graph_dropped_ = false; // see UnitStorage
 };
 

@@ -31,7 +31,8 @@ class RegionHistory {
     uint64_t end;
   };
 
-  void begin(uint64_t thread, const std::weak_ptr<Net>& net, uint64_t sequence) {
+  void
+  begin(uint64_t thread, const std::weak_ptr<Net>& net, uint64_t sequence) {
     const std::lock_guard lock(mutex_);
     auto& regions = list_of(nets_[thread], net);
     if (regions.size() >= kMaxRegions) { // graphs so old are gone

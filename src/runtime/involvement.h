@@ -17,8 +17,8 @@ void end_region(const std::weak_ptr<Net>& net, uint64_t thread);
 
 /// The nets that a backward pass from `roots` involves: those whose parameters
 /// it reaches, and those in whose regions its nodes were made (a checkpoint
-/// reaches no parameter before it runs), in the order in which they were made. An
-/// unrelated pass opens no region.
+/// reaches no parameter before it runs), in the order in which they were made.
+/// An unrelated pass opens no region.
 std::vector<std::shared_ptr<Net>> involved_nets(
     const torch::autograd::edge_list& roots);
 

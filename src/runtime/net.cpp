@@ -15,10 +15,8 @@
 
 namespace fsdp::detail {
 
-std::shared_ptr<Net> Net::make(
-    World world,
-    std::vector<UnitSpec> specs,
-    NetSettings settings) {
+std::shared_ptr<Net>
+Net::make(World world, std::vector<UnitSpec> specs, NetSettings settings) {
   std::shared_ptr<Net> net(new Net(std::move(world), settings));
   net->build(std::move(specs));
   install_backward_engine();
@@ -35,7 +33,9 @@ uint64_t next_id() {
 } // namespace
 
 Net::Net(World world, NetSettings settings)
-    : world_(std::move(world)), settings_(settings), id_(next_id()) {
+    : world_(std::move(world)),
+      settings_(settings),
+      id_(next_id()) {
   // Gathers, reductions and reports are three sequences that each rank calls in
   // the same order by itself, but not always interleaved in the same way.
   communicate([&] {
@@ -89,7 +89,8 @@ void Net::build(std::vector<UnitSpec> specs) {
 
 void Net::add_unit(UnitSpec spec, bool any_cast) {
   // Flat groups in the order in which their first parameter was registered.
-  std::vector<std::pair<std::pair<at::ScalarType, bool>, std::vector<Parameter>>>
+  std::vector<
+      std::pair<std::pair<at::ScalarType, bool>, std::vector<Parameter>>>
       by_kind;
   for (auto& parameter : spec.parameters) {
     const auto kind = std::make_pair(
@@ -133,7 +134,9 @@ std::string Net::rank_text() const {
 void Net::check_may_enter() const {
   TORCH_CHECK_VALUE(
       !whole_open_,
-      "fsdp: whole_parameters() is open (", rank_text(), "). Close it before the"
+      "fsdp: whole_parameters() is open (",
+      rank_text(),
+      "). Close it before the"
       " net is called; inside of it the module is an ordinary one:"
       " module->forward(x).");
   const bool nested = in_region() &&
@@ -254,8 +257,8 @@ void Net::settle_pass() {
       }
     });
   }
-  const auto assigned = reducer_->settle(
-      depth_ > 0 ? Accumulate::kFresh : Accumulate::kInPlace);
+  const auto assigned =
+      reducer_->settle(depth_ > 0 ? Accumulate::kFresh : Accumulate::kInPlace);
   hooks_due_.insert(hooks_due_.end(), assigned.begin(), assigned.end());
 }
 
@@ -316,7 +319,8 @@ void Net::abandon(const std::string& reason) {
   reducer_->drop();
   for (const auto& unit : units_) {
     unit->pins = 0;
-    unit->discard(); // also what is held: ranks may have come to different points
+    unit->discard(); // also what is held: ranks may have come to different
+                     // points
   }
   // A failure that came from a peer has already ended the epoch.
   size_t next = 0;
@@ -484,7 +488,8 @@ void Net::open_whole() {
   TORCH_CHECK_VALUE(
       !whole_open_ && !in_region(),
       "fsdp: whole_parameters() inside of a region, or of another one (",
-      rank_text(), "). Close it first.");
+      rank_text(),
+      "). Close it first.");
   note_epochs();
   try {
     each_group([](FlatGroup& group) { group.adopt_replaced(); });
@@ -521,8 +526,7 @@ void Net::gradient_arrived(
     int64_t index,
     const at::Tensor& gradient) {
   const std::lock_guard lock(mutex_);
-  reducer_->add(
-      group.index(), index, gradient, no_sync_ == 0 && depth_ > 0);
+  reducer_->add(group.index(), index, gradient, no_sync_ == 0 && depth_ > 0);
 }
 
 void Net::drop_unreduced_gradients() {
@@ -530,7 +534,8 @@ void Net::drop_unreduced_gradients() {
   TORCH_CHECK_VALUE(
       backward_depth_ == 0,
       "fsdp: drop_unreduced_gradients() inside of a backward pass (",
-      rank_text(), ").");
+      rank_text(),
+      ").");
   reducer_->give_up();
 }
 

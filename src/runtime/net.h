@@ -39,11 +39,11 @@ enum class RegionKind : uint8_t { kForward, kBackward };
 /// [Note: Regions] Parameters are whole only inside a region. Forward regions
 /// are opened by the program (net(...), net.call, net.region), backward regions
 /// by the autograd engine (backward_engine.cpp) around the outermost pass that
-/// involves this net. Regions nest; the outermost counts. Opening and closing are
-/// local. The end of the outermost backward pass settles its gradients, which is
-/// collective, also when a forward region is open around it. Closing by an
-/// exception tells the other ranks and leaves everything as if the region had not
-/// been opened: weights, and .grad.
+/// involves this net. Regions nest; the outermost counts. Opening and closing
+/// are local. The end of the outermost backward pass settles its gradients,
+/// which is collective, also when a forward region is open around it. Closing
+/// by an exception tells the other ranks and leaves everything as if the region
+/// had not been opened: weights, and .grad.
 class Net : public std::enable_shared_from_this<Net> {
  public:
   static std::shared_ptr<Net>
@@ -53,8 +53,8 @@ class Net : public std::enable_shared_from_this<Net> {
   Net& operator=(const Net&) = delete;
 
   const World& world() const { return world_; }
-  /// Grows with each net of this process: the nets of one rank have the same order
-  /// on all ranks.
+  /// Grows with each net of this process: the nets of one rank have the same
+  /// order on all ranks.
   uint64_t id() const { return id_; }
   std::vector<std::unique_ptr<Unit>>& units() { return units_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
@@ -62,7 +62,8 @@ class Net : public std::enable_shared_from_this<Net> {
 
   // Regions.
   void enter(RegionKind kind, bool accumulates);
-  void leave(RegionKind kind); // when it throws, the region is closed all the same
+  void leave(
+      RegionKind kind); // when it throws, the region is closed all the same
   void fail(RegionKind kind, const std::string& reason) noexcept;
   bool in_region() const { return depth_ > 0; }
   /// For destructors, which must not throw: the next enter() throws `error`.
@@ -83,7 +84,8 @@ class Net : public std::enable_shared_from_this<Net> {
   void open_whole();
   void close_whole(Writes writes);
 
-  void gradient_arrived(FlatGroup& group, int64_t index, const at::Tensor& gradient);
+  void
+  gradient_arrived(FlatGroup& group, int64_t index, const at::Tensor& gradient);
 
   void drop_unreduced_gradients();
   void add_no_sync(int count) { no_sync_ += count; }
@@ -129,15 +131,15 @@ class Net : public std::enable_shared_from_this<Net> {
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<Reducer> reducer_;
 
-  mutable std::mutex mutex_; // touches may come from several threads
-  int depth_ = 0; // of regions
-  int backward_depth_ = 0; // of backward regions among them
-  bool accumulated_ = false; // gradients may have arrived in this pass
-  bool ran_backward_ = false; // in this region, with gradients
+  mutable std::mutex mutex_;   // touches may come from several threads
+  int depth_ = 0;              // of regions
+  int backward_depth_ = 0;     // of backward regions among them
+  bool accumulated_ = false;   // gradients may have arrived in this pass
+  bool ran_backward_ = false;  // in this region, with gradients
   bool records_graph_ = false; // grad mode, when this region opened
   std::thread::id owner_;
-  std::vector<uint64_t> epochs_; // of the communicators, when it opened
-  bool whole_open_ = false; // open_whole()
+  std::vector<uint64_t> epochs_;      // of the communicators, when it opened
+  bool whole_open_ = false;           // open_whole()
   std::optional<std::string> broken_; // a collective failed in this region
   std::exception_ptr remembered_error_;
   std::vector<at::Tensor> gradients_aside_;

@@ -21,20 +21,39 @@ bool contains(
 // They take a parameter and change or read its metadata only.
 constexpr std::array<std::string_view, 18> kMetadataOnly = {
     "aten::_has_compatible_shallow_copy_type",
-    "aten::_backward",    "aten::set_data",      "aten::requires_grad_",
-    "aten::retain_grad",  "aten::detach_",       "aten::_version",
-    "aten::is_leaf",      "aten::output_nr",     "aten::data",
-    "aten::size",         "aten::stride",        "aten::numel",
-    "aten::is_complex",   "aten::is_floating_point",
-    "aten::is_same_size", "aten::sym_size",      "aten::record_stream"};
+    "aten::_backward",
+    "aten::set_data",
+    "aten::requires_grad_",
+    "aten::retain_grad",
+    "aten::detach_",
+    "aten::_version",
+    "aten::is_leaf",
+    "aten::output_nr",
+    "aten::data",
+    "aten::size",
+    "aten::stride",
+    "aten::numel",
+    "aten::is_complex",
+    "aten::is_floating_point",
+    "aten::is_same_size",
+    "aten::sym_size",
+    "aten::record_stream"};
 
 constexpr std::array<std::string_view, 14> kAllowedOnShard = {
     "aten::_has_compatible_shallow_copy_type",
-    "aten::detach",     "aten::detach_",  "aten::alias",
-    "aten::clone",      "aten::to",       "aten::_to_copy",
-    "aten::contiguous", "aten::copy_",    "aten::set_data",
-    "aten::data",       "aten::requires_grad_",
-    "aten::is_leaf",    "aten::_version"};
+    "aten::detach",
+    "aten::detach_",
+    "aten::alias",
+    "aten::clone",
+    "aten::to",
+    "aten::_to_copy",
+    "aten::contiguous",
+    "aten::copy_",
+    "aten::set_data",
+    "aten::data",
+    "aten::requires_grad_",
+    "aten::is_leaf",
+    "aten::_version"};
 
 constexpr std::array<std::string_view, 5> kNeverCast = {
     "aten::type_as",
@@ -97,8 +116,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   allowed_on_shard = factory || contains(kAllowedOnShard, name);
   // Gradient formulas get what autograd saved: types that fit already, such as
   // statistics kept in float32.
-  const bool never_cast = contains(kNeverCast, name) ||
-      name.find("_backward") != std::string::npos;
+  const bool never_cast =
+      contains(kNeverCast, name) || name.find("_backward") != std::string::npos;
   for (size_t i = 0; i < writes.size(); ++i) {
     // Running statistics are written, though most schemas do not say so.
     const bool statistics =

@@ -11,7 +11,7 @@ namespace fsdp::detail {
 struct OperatorInfo {
   explicit OperatorInfo(const c10::OperatorHandle& op);
 
-  std::string name; // "aten::add_"
+  std::string name;         // "aten::add_"
   std::vector<bool> writes; // by argument
   bool writes_any = false;
 

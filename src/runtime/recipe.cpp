@@ -31,9 +31,14 @@ bool is_wrapped_number(const at::Tensor& tensor) {
 void check_version(const at::Tensor& tensor, uint32_t version) {
   TORCH_CHECK(
       tensor._version() == version,
-      "one of the variables needed for gradient computation has been modified by"
-      " an inplace operation: a tensor of shape ", tensor.sizes(),
-      " is at version ", tensor._version(), "; expected version ", version,
+      "one of the variables needed for gradient computation has been modified "
+      "by"
+      " an inplace operation: a tensor of shape ",
+      tensor.sizes(),
+      " is at version ",
+      tensor._version(),
+      "; expected version ",
+      version,
       " instead.");
 }
 

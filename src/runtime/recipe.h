@@ -16,18 +16,18 @@ struct SavedVariableHooks;
 
 namespace fsdp::detail {
 
-/// [Note: Values computed only from weights] A copy of weights in another dtype,
-/// a normalised weight, a concatenation of weights: autograd would save such a
-/// value and with it as many bytes as the weights have, for all units at once. It
-/// is a function of weights alone, so it can be computed again in backward. The
-/// fallback remembers for the output's storage how it was made, and the
-/// saved-tensor hooks of our engine save this recipe instead of the value.
-/// Operators that draw random numbers, write to an argument, or save their own
-/// output are left alone.
+/// [Note: Values computed only from weights] A copy of weights in another
+/// dtype, a normalised weight, a concatenation of weights: autograd would save
+/// such a value and with it as many bytes as the weights have, for all units at
+/// once. It is a function of weights alone, so it can be computed again in
+/// backward. The fallback remembers for the output's storage how it was made,
+/// and the saved-tensor hooks of our engine save this recipe instead of the
+/// value. Operators that draw random numbers, write to an argument, or save
+/// their own output are left alone.
 class Recipe {
  public:
-  /// A recipe for a call of `op` with these arguments, if all tensors among them
-  /// are weights or values that have recipes.
+  /// A recipe for a call of `op` with these arguments, if all tensors among
+  /// them are weights or values that have recipes.
   static std::shared_ptr<const Recipe> of(
       const c10::OperatorHandle& op,
       c10::ArrayRef<c10::IValue> arguments);

@@ -13,8 +13,8 @@ namespace fsdp::detail {
 
 /// [Note: Order of reductions]
 struct Reducer::Report {
-  std::vector<bool> started; // by group
-  std::vector<bool> pending; // by group
+  std::vector<bool> started;              // by group
+  std::vector<bool> pending;              // by group
   std::vector<std::vector<bool>> present; // by group and parameter
   std::vector<uint32_t> order; // rank 0: its order, when it is a new one
 
@@ -42,7 +42,8 @@ Reducer::Reducer(
 void Reducer::begin_pass() {
   TORCH_CHECK_VALUE(
       !std::exchange(lost_, false),
-      "fsdp: gradients of earlier passes, which waited for a reduction (no_sync),"
+      "fsdp: gradients of earlier passes, which waited for a reduction "
+      "(no_sync),"
       " were dropped when a pass failed. Call drop_unreduced_gradients() and"
       " zero_grad(), and start the step again from its first micro-batch.");
   for (auto& gradients : gradients_) {
@@ -154,8 +155,8 @@ std::vector<Reducer::Report> Reducer::exchange_reports() {
 
 void Reducer::start_agreed(const std::vector<Report>& reports) {
   for (const auto group : order_) {
-    const bool wanted = std::any_of(
-        reports.begin(), reports.end(), [&](const Report& report) {
+    const bool wanted =
+        std::any_of(reports.begin(), reports.end(), [&](const Report& report) {
           return report.started[group] || report.pending[group];
         });
     if (wanted && !gradients_[group].reduction_started()) {
@@ -168,8 +169,8 @@ void Reducer::start_late(const std::vector<Report>& reports) {
   for (const auto group : c10::irange(gradients_.size())) {
     const bool in_order =
         std::find(order_.begin(), order_.end(), group) != order_.end();
-    const bool wanted = std::any_of(
-        reports.begin(), reports.end(), [&](const Report& report) {
+    const bool wanted =
+        std::any_of(reports.begin(), reports.end(), [&](const Report& report) {
           return report.late(group, in_order);
         });
     if (wanted) {

@@ -15,11 +15,11 @@ namespace fsdp::detail {
 ///
 /// [Note: Order of reductions] Reductions are collective, so all ranks start
 /// them in one agreed order: at first the reverse order of registration, later
-/// the order in which rank 0's gradients were complete in the last pass. A group
-/// whose turn has come, and whose gradients have arrived, is sent off while
-/// backward goes on. What is left is settled at the end of the pass: ranks tell
-/// each other which groups they have started and which parameters have
-/// gradients, the agreed order is completed (a rank without gradients adds
+/// the order in which rank 0's gradients were complete in the last pass. A
+/// group whose turn has come, and whose gradients have arrived, is sent off
+/// while backward goes on. What is left is settled at the end of the pass:
+/// ranks tell each other which groups they have started and which parameters
+/// have gradients, the agreed order is completed (a rank without gradients adds
 /// zeros), then late arrivals follow in order of registration. So ranks may use
 /// different parameters: one that no rank used keeps an undefined gradient, one
 /// that some rank used gets the mean over all ranks.
@@ -38,7 +38,8 @@ class Reducer {
 
   /// A whole gradient of parameter `index` of group `group` has arrived.
   /// `may_start`: gradients are reduced at the end of this pass.
-  void add(size_t group, int64_t index, const at::Tensor& gradient, bool may_start);
+  void
+  add(size_t group, int64_t index, const at::Tensor& gradient, bool may_start);
 
   /// Ends a pass that is not reduced: gradients wait for the next one.
   void defer();
@@ -75,11 +76,11 @@ class Reducer {
 
   std::shared_ptr<Communicator> report_communicator_;
   std::vector<GroupGradients> gradients_; // by group
-  std::vector<uint32_t> first_order_; // groups
-  std::vector<uint32_t> order_; // agreed
-  size_t next_ = 0; // in order_
-  bool deferred_ = false; // gradients of earlier passes wait
-  bool lost_ = false; // they were dropped, and nobody knows yet
+  std::vector<uint32_t> first_order_;     // groups
+  std::vector<uint32_t> order_;           // agreed
+  size_t next_ = 0;                       // in order_
+  bool deferred_ = false;                 // gradients of earlier passes wait
+  bool lost_ = false;               // they were dropped, and nobody knows yet
   std::vector<uint32_t> completed_; // groups of this pass, in order of arrival
 };
 

@@ -9,7 +9,8 @@
 
 namespace fsdp::detail {
 
-Pins::Pins(c10::SmallVector<FlatGroup*, 4> groups) : groups_(std::move(groups)) {
+Pins::Pins(c10::SmallVector<FlatGroup*, 4> groups)
+    : groups_(std::move(groups)) {
   // Net by net, in the order in which they were made: the same on all ranks.
   std::stable_sort(
       groups_.begin(), groups_.end(), [](FlatGroup* a, FlatGroup* b) {
@@ -30,9 +31,8 @@ Pins::Pins(c10::SmallVector<FlatGroup*, 4> groups) : groups_(std::move(groups)) 
 }
 
 Pins::~Pins() {
-  each_net([](Net& net, std::span<FlatGroup* const> of_net) {
-    net.unpin(of_net);
-  });
+  each_net(
+      [](Net& net, std::span<FlatGroup* const> of_net) { net.unpin(of_net); });
 }
 
 template <class F>
@@ -56,7 +56,9 @@ bool is_parameter(const FlatGroup& group, const at::Tensor& tensor) {
       });
 }
 
-const std::string& shard_name(const FlatGroup& group, const at::Tensor& tensor) {
+const std::string& shard_name(
+    const FlatGroup& group,
+    const at::Tensor& tensor) {
   const auto& parameters = group.parameters();
   for (const auto& parameter : parameters) {
     if (parameter.tensor.is_same(tensor)) {

@@ -36,7 +36,9 @@ struct ThrowFlag {
 bool& throw_flag(c10::StorageImpl& storage);
 template struct ThrowFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-void unlock(c10::StorageImpl& storage) { throw_flag(storage) = false; }
+void unlock(c10::StorageImpl& storage) {
+  throw_flag(storage) = false;
+}
 #else
 void unlock(c10::StorageImpl& storage) {
   storage.clear_data_ptr_access_error_msg_();
@@ -57,7 +59,8 @@ UnitStorage::UnitStorage(
           &tag_allocator(),
           /*resizable=*/false),
       kind(kind_of_memory),
-      tag(std::move(group_tag)) {}
+      tag(std::move(group_tag)) {
+}
 
 UnitStorage* unit_storage(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) {

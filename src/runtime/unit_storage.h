@@ -22,7 +22,7 @@ enum class StorageKind : uint8_t {
   kWhole, // whole weights of a flat group; has memory only while they are used
   kShard, // this rank's slice
   kGradient, // gradients of this rank's slice, or of the whole group
-  kDerived, // a value that was computed only from weights
+  kDerived,  // a value that was computed only from weights
 };
 
 /// Lets storages that outlive their flat group find out that it is gone.
@@ -59,8 +59,8 @@ c10::intrusive_ptr<UnitStorage> allocate_storage(
     size_t nbytes,
     c10::Device device);
 
-/// Takes the memory away. Until give_memory() every raw access throws `message`;
-/// nbytes() stays, since views are made while there is no memory.
+/// Takes the memory away. Until give_memory() every raw access throws
+/// `message`; nbytes() stays, since views are made while there is no memory.
 void take_memory(UnitStorage& storage, const std::string& message);
 
 /// Lets `storage` point to `data`, which somebody else owns.

@@ -26,9 +26,9 @@ class NormSum {
         gradient.is_complex() ? gradient.abs() : gradient.detach();
     const auto dtype =
         real.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const double norm = at::linalg_vector_norm(
-                            real, norm_type_, std::nullopt, false, dtype)
-                            .item<double>();
+    const double norm =
+        at::linalg_vector_norm(real, norm_type_, std::nullopt, false, dtype)
+            .item<double>();
     if (std::isinf(norm_type_)) {
       // Not std::max, which would drop a NaN.
       sum_ = (norm > sum_ || std::isnan(norm)) ? norm : sum_;
@@ -53,9 +53,10 @@ double ShardedModule::clip_grad_norm_(
   TORCH_CHECK_VALUE(
       norm_type > 0.0,
       "fsdp: clip_grad_norm_: norm_type must be positive or infinity, but got ",
-      norm_type, ".");
+      norm_type,
+      ".");
   const detail::InternalGuard internal;
-  NormSum sharded(norm_type); // parts: joined over the ranks
+  NormSum sharded(norm_type);    // parts: joined over the ranks
   NormSum replicated(norm_type); // the same on all ranks: counted once
   for (const auto& unit : net()->units()) {
     for (const auto& group : unit->groups) {
@@ -89,7 +90,9 @@ double ShardedModule::clip_grad_norm_(
       : std::pow(total + other, 1.0 / norm_type);
   TORCH_CHECK(
       !error_if_nonfinite || std::isfinite(norm),
-      "fsdp: clip_grad_norm_: the norm of the gradients is ", norm, ".");
+      "fsdp: clip_grad_norm_: the norm of the gradients is ",
+      norm,
+      ".");
   const double factor = std::min(max_norm / (norm + 1e-6), 1.0);
   if (factor < 1.0 || std::isnan(factor)) {
     for (const auto& tensor : parameters()) {
@@ -105,7 +108,8 @@ void ShardedModule::clip_grad_value_(double clip_value) {
   TORCH_CHECK_VALUE(
       clip_value >= 0.0,
       "fsdp: clip_grad_value_: clip_value must not be negative, but got ",
-      clip_value, ".");
+      clip_value,
+      ".");
   const detail::InternalGuard internal;
   for (const auto& tensor : parameters()) {
     if (tensor.grad().defined()) {

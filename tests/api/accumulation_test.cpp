@@ -228,7 +228,8 @@ TEST(Accumulation, AStepCanBeGivenUp) {
       if (fails) {
         EXPECT_NE(
             error_of([&] {
-              net.call([](nn::LinearImpl&) { throw std::runtime_error("bad"); });
+              net.call(
+                  [](nn::LinearImpl&) { throw std::runtime_error("bad"); });
             }),
             "");
       }

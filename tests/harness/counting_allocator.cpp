@@ -27,8 +27,8 @@ void book(MemoryAccount* account, int64_t nbytes) {
   }
   const auto live = account->live_bytes += nbytes;
   auto peak = account->peak_bytes.load();
-  while (peak < live && !account->peak_bytes.compare_exchange_weak(peak, live)) {
-  }
+  while (peak < live &&
+         !account->peak_bytes.compare_exchange_weak(peak, live)) {}
 }
 
 void poison(void* memory, size_t nbytes) {
@@ -63,9 +63,7 @@ class CountingAllocator final : public c10::Allocator {
     return {memory, memory, &release, c10::Device(c10::kCPU)};
   }
 
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &release;
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
   void copy_data(void* dest, const void* src, std::size_t count)
       const override {

@@ -6,9 +6,9 @@
 namespace fsdp::testing {
 
 /// Bytes that the tensors of one rank hold. All test programs allocate CPU
-/// tensors through an allocator that counts, and that fills memory with 0xff (NaN
-/// in every floating point type) when it hands it out and when it takes it back,
-/// so that stale or uninitialised values show.
+/// tensors through an allocator that counts, and that fills memory with 0xff
+/// (NaN in every floating point type) when it hands it out and when it takes it
+/// back, so that stale or uninitialised values show.
 struct MemoryAccount {
   std::atomic<int64_t> live_bytes{0};
   std::atomic<int64_t> peak_bytes{0};

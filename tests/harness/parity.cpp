@@ -54,8 +54,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
         torch::optim::SGDOptions(settings.learning_rate).momentum(0.9));
   }
   return std::make_unique<torch::optim::AdamW>(
-      trained,
-      torch::optim::AdamWOptions(settings.learning_rate).eps(1e-4));
+      trained, torch::optim::AdamWOptions(settings.learning_rate).eps(1e-4));
 }
 
 TestModel build(const MakeModel& make) {
@@ -231,8 +230,8 @@ void expect_same(
     ASSERT_NE(found, actual.parameters.end()) << name;
     if (std::find(settings.skip.begin(), settings.skip.end(), name) ==
         settings.skip.end()) {
-      EXPECT_TRUE(all_close(
-          found->second, value, settings.parameter_tolerance, 1e-8))
+      EXPECT_TRUE(
+          all_close(found->second, value, settings.parameter_tolerance, 1e-8))
           << "parameter " << name;
     }
   }

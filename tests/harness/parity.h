@@ -55,8 +55,8 @@ struct ParitySettings {
   Options options = {};
 };
 
-/// Builds a model with a fixed seed, one thread at a time (the default generator
-/// is shared by all threads).
+/// Builds a model with a fixed seed, one thread at a time (the default
+/// generator is shared by all threads).
 TestModel build(const MakeModel& make);
 
 Training train_unsharded(const MakeModel& make, const ParitySettings& settings);

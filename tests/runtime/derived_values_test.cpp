@@ -20,7 +20,8 @@ struct Weights {
   std::vector<Tensor> w;
   Tensor x;
 
-  explicit Weights(at::ScalarType dtype) : x(torch::randn({kRows, kWidth}, dtype)) {
+  explicit Weights(at::ScalarType dtype)
+      : x(torch::randn({kRows, kWidth}, dtype)) {
     for (int i = 0; i < 6; ++i) {
       w.push_back(
           (torch::randn({kWidth, kWidth}, dtype) * 0.1).requires_grad_());
@@ -38,9 +39,7 @@ struct Weights {
 
 using Loss = std::function<Tensor(Weights&, const Tensor& x)>;
 
-MakeModel weights_with(
-    const Loss& loss,
-    at::ScalarType dtype = at::kFloat) {
+MakeModel weights_with(const Loss& loss, at::ScalarType dtype = at::kFloat) {
   return [loss, dtype] {
     const auto owner = std::make_shared<Weights>(dtype);
     return TestModel{

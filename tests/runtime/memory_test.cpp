@@ -98,25 +98,24 @@ TEST_P(Memory, AtRestARankHoldsItsShareOfParametersGradientsAndState) {
 
 TEST_P(Memory, ForwardHoldsNoMoreThanTheSlots) {
   for (const int64_t slots : {1, 2, 3}) {
-    with_accounts(
-        GetParam(), [&](const World& world, MemoryAccount& account) {
-          FullyShardedDataParallel net(
-              make_stack(), world, per_layer().slots(slots));
-          const auto x = torch::ones({kBatch, kWidth});
-          const torch::NoGradGuard no_grad;
-          const auto before = account.live_bytes.load();
-          account.reset_peak();
-          net(x);
-          // On one rank a shard is the whole, and a gather copies nothing.
-          const int64_t whole =
-              world.size() == 1 ? 0 : slots * (kUnitBytes + 64 * 4 * 3);
-          EXPECT_LE(account.peak_bytes - before, whole + 4 * kActivationBytes);
-          EXPECT_EQ(net.memory().gathered_bytes, 0);
-          if (world.size() > 1) {
-            EXPECT_GE(net.memory().peak_gathered_bytes, slots * kUnitBytes);
-          }
-          EXPECT_EQ(net.gathers(), kLayers);
-        });
+    with_accounts(GetParam(), [&](const World& world, MemoryAccount& account) {
+      FullyShardedDataParallel net(
+          make_stack(), world, per_layer().slots(slots));
+      const auto x = torch::ones({kBatch, kWidth});
+      const torch::NoGradGuard no_grad;
+      const auto before = account.live_bytes.load();
+      account.reset_peak();
+      net(x);
+      // On one rank a shard is the whole, and a gather copies nothing.
+      const int64_t whole =
+          world.size() == 1 ? 0 : slots * (kUnitBytes + 64 * 4 * 3);
+      EXPECT_LE(account.peak_bytes - before, whole + 4 * kActivationBytes);
+      EXPECT_EQ(net.memory().gathered_bytes, 0);
+      if (world.size() > 1) {
+        EXPECT_GE(net.memory().peak_gathered_bytes, slots * kUnitBytes);
+      }
+      EXPECT_EQ(net.gathers(), kLayers);
+    });
   }
 }
 
