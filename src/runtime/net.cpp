@@ -154,6 +154,7 @@ void Net::enter(RegionKind kind, bool accumulates) {
     std::rethrow_exception(std::exchange(remembered_error_, nullptr));
   }
   check_may_enter();
+  go_on_after_failed_pass();
   if (depth_ == 0) {
     note_epochs();
     try {
@@ -193,6 +194,14 @@ void Net::open(RegionKind kind) {
   accumulated_ = false;
   ran_backward_ = false;
   broken_.reset();
+}
+
+void Net::go_on_after_failed_pass() {
+  // The exception was caught inside the region. Had it left the region too, it
+  // would have been told once.
+  if (std::exchange(pass_failed_, false)) {
+    note_epochs();
+  }
 }
 
 void Net::note_epochs_outside_of_regions() {
@@ -277,6 +286,7 @@ void Net::release_units() {
 
 void Net::close() {
   forget_recipes();
+  pass_failed_ = false;
   release_units();
   end_region(weak_from_this(), region_thread_);
   switch_back(Writes::kKeep);
@@ -301,13 +311,22 @@ void Net::switch_back(Writes writes) {
 
 void Net::fail(RegionKind kind, const std::string& reason) noexcept {
   const std::lock_guard lock(mutex_);
-  if (kind == RegionKind::kBackward && --backward_depth_ == 0) {
+  const bool pass_ends =
+      kind == RegionKind::kBackward && --backward_depth_ == 0;
+  if (pass_ends) {
     put_gradients_back();
   }
   if (--depth_ > 0) {
+    if (pass_ends) { // the program may catch the exception inside the region
+      accumulated_ = false;
+      reducer_->drop();
+      tell_failure(reason);
+      pass_failed_ = true;
+    }
     return;
   }
   forget_recipes();
+  pass_failed_ = false;
   end_region(weak_from_this(), region_thread_);
   switch_back(Writes::kDrop);
   put_assigned_back();
@@ -319,9 +338,12 @@ void Net::abandon(const std::string& reason) {
   reducer_->drop();
   for (const auto& unit : units_) {
     unit->pins = 0;
-    unit->discard(); // also what is held: ranks may have come to different
-                     // points
+    unit->discard(); // also what is held: ranks may differ in what is whole
   }
+  tell_failure(reason);
+}
+
+void Net::tell_failure(const std::string& reason) {
   // A failure that came from a peer has already ended the epoch.
   size_t next = 0;
   each_communicator([&](Communicator& communicator) {
@@ -394,6 +416,7 @@ void Net::make_room(const std::vector<Unit*>& needed) {
 
 void Net::touch(std::span<FlatGroup* const> groups) {
   const std::lock_guard lock(mutex_);
+  go_on_after_failed_pass();
   if (broken_) {
     TORCH_CHECK_WITH(DistBackendError, false, *broken_);
   }

@@ -109,8 +109,10 @@ class Net : public std::enable_shared_from_this<Net> {
   void settle_pass();
   void note_epochs();
   void note_epochs_outside_of_regions();
+  void go_on_after_failed_pass();
   void release_units();
   void abandon(const std::string& reason);
+  void tell_failure(const std::string& reason);
   void switch_back(Writes writes);
   void put_assigned_back();
   void set_gradients_aside();
@@ -131,11 +133,12 @@ class Net : public std::enable_shared_from_this<Net> {
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<Reducer> reducer_;
 
-  mutable std::mutex mutex_;   // touches may come from several threads
-  int depth_ = 0;              // of regions
-  int backward_depth_ = 0;     // of backward regions among them
-  bool accumulated_ = false;   // gradients may have arrived in this pass
-  bool ran_backward_ = false;  // in this region, with gradients
+  mutable std::mutex mutex_;  // touches may come from several threads
+  int depth_ = 0;             // of regions
+  int backward_depth_ = 0;    // of backward regions among them
+  bool accumulated_ = false;  // gradients may have arrived in this pass
+  bool pass_failed_ = false;  // a backward pass inside this region; it was told
+  bool ran_backward_ = false; // in this region, with gradients
   bool records_graph_ = false; // grad mode, when this region opened
   std::thread::id owner_;
   std::vector<uint64_t> epochs_;      // of the communicators, when it opened
