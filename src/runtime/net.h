@@ -157,4 +157,20 @@ class Net : public std::enable_shared_from_this<Net> {
   int64_t gathers_ = 0;
 };
 
+template <class F>
+void Net::each_group(F&& visit) const {
+  for (const auto& unit : units_) {
+    for (const auto& group : unit->groups) {
+      visit(*group);
+    }
+  }
+}
+
+template <class F>
+void Net::each_communicator(F&& visit) const {
+  visit(*gather_communicator_);
+  visit(*reduce_communicator_);
+  visit(*report_communicator_);
+}
+
 } // namespace fsdp::detail

@@ -1,0 +1,272 @@
+// Regions of a net: see [Note: Regions].
+
+#include "runtime/net.h"
+
+#include "runtime/arrival_hook.h"
+#include "runtime/backward_engine.h"
+#include "runtime/errors.h"
+#include "runtime/involvement.h"
+#include "runtime/recipe.h"
+
+#include <utility>
+
+namespace fsdp::detail {
+
+void Net::check_may_enter() const {
+  TORCH_CHECK_VALUE(
+      !whole_open_,
+      "fsdp: whole_parameters() is open (",
+      rank_text(),
+      "). Close it before the"
+      " net is called; inside of it the module is an ordinary one:"
+      " module->forward(x).");
+  const bool nested = in_region() &&
+      (owner_ == std::this_thread::get_id() || inside_backward_pass());
+  TORCH_CHECK_VALUE(
+      !in_region() || nested,
+      "fsdp: a region of this net is open in another thread (",
+      rank_text(),
+      "). One net runs one forward or backward at a time.");
+}
+
+void Net::enter(RegionKind kind, bool accumulates) {
+  const std::lock_guard lock(mutex_);
+  if (remembered_error_) {
+    std::rethrow_exception(std::exchange(remembered_error_, nullptr));
+  }
+  check_may_enter();
+  go_on_after_failed_pass();
+  if (depth_ == 0) {
+    note_epochs();
+    try {
+      open(kind);
+    } catch (const std::exception& error) {
+      abandon(text_of(error));
+      throw;
+    }
+  }
+  ++depth_;
+  if (kind == RegionKind::kBackward) {
+    ran_backward_ = ran_backward_ || accumulates;
+    accumulated_ = accumulated_ || accumulates;
+    if (backward_depth_++ == 0) {
+      each_group([](FlatGroup& group) { install_arrival_hooks(group); });
+      set_gradients_aside();
+    }
+  }
+}
+
+void Net::open(RegionKind kind) {
+  if (kind == RegionKind::kForward) {
+    install_backward_engine();
+    for (const auto& unit : units_) {
+      if (!unit->held) {
+        unit->release(); // what was kept for a backward that never came
+      }
+    }
+  }
+  // What may throw comes first: parameters are SHARDED until all is well.
+  reducer_->begin_pass();
+  each_group([](FlatGroup& group) { group.adopt_replaced(); });
+  each_group([](FlatGroup& group) { group.enter_region(); });
+  owner_ = std::this_thread::get_id();
+  records_graph_ = at::GradMode::is_enabled();
+  region_thread_ = begin_region(weak_from_this());
+  accumulated_ = false;
+  ran_backward_ = false;
+  broken_.reset();
+}
+
+void Net::go_on_after_failed_pass() {
+  // The exception was caught inside the region. Had it left the region too, it
+  // would have been told once.
+  if (std::exchange(pass_failed_, false)) {
+    note_epochs();
+  }
+}
+
+void Net::note_epochs_outside_of_regions() {
+  if (depth_ == 0) {
+    note_epochs();
+  }
+}
+
+void Net::note_epochs() {
+  epochs_.clear();
+  each_communicator([&](Communicator& communicator) {
+    epochs_.push_back(communicator.epoch());
+  });
+}
+
+void Net::leave(RegionKind kind) {
+  std::vector<at::Tensor> hooks_due;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool pass_ends =
+        kind == RegionKind::kBackward && --backward_depth_ == 0;
+    if (pass_ends) {
+      put_gradients_back();
+    }
+    const bool outermost = --depth_ == 0;
+    try {
+      if (outermost) {
+        close();
+      }
+      if (pass_ends && accumulated_) {
+        settle_pass();
+      }
+    } catch (const std::exception& error) {
+      if (outermost) {
+        abandon(text_of(error));
+      } else {
+        broken_ = text_of(error);
+      }
+      throw;
+    }
+    if (outermost) {
+      gradients_before_.clear();
+      hooks_due = std::exchange(hooks_due_, {});
+    }
+  }
+  for (const auto& parameter : hooks_due) {
+    run_replaced_hook(parameter); // not under the lock: it may use the net
+  }
+}
+
+void Net::settle_pass() {
+  accumulated_ = false;
+  if (no_sync_ > 0) {
+    reducer_->defer();
+    return;
+  }
+  if (depth_ > 0) { // a forward region is open, and may still fail
+    each_group([&](FlatGroup& group) {
+      for (const auto& parameter : group.parameters()) {
+        gradients_before_.emplace_back(
+            parameter.tensor, parameter.tensor.grad());
+      }
+    });
+  }
+  const auto assigned =
+      reducer_->settle(depth_ > 0 ? Accumulate::kFresh : Accumulate::kInPlace);
+  hooks_due_.insert(hooks_due_.end(), assigned.begin(), assigned.end());
+}
+
+void Net::release_units() {
+  const bool backward_may_follow = records_graph_ && !ran_backward_;
+  for (const auto& unit : units_) {
+    unit->pins = 0;
+    if (unit->held ||
+        (unit->strategy == Strategy::kShardGradOp && backward_may_follow)) {
+      unit->flush_writes();
+    } else {
+      unit->release();
+    }
+  }
+}
+
+void Net::close() {
+  forget_recipes();
+  pass_failed_ = false;
+  release_units();
+  end_region(weak_from_this(), region_thread_);
+  switch_back(Writes::kKeep);
+  if (broken_) {
+    TORCH_CHECK_WITH(DistBackendError, false, *broken_);
+  }
+}
+
+void Net::switch_back(Writes writes) {
+  std::exception_ptr error;
+  each_group([&](FlatGroup& group) {
+    try {
+      group.leave_region(writes);
+    } catch (const std::exception&) {
+      error = std::current_exception(); // once all groups are SHARDED
+    }
+  });
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+void Net::fail(RegionKind kind, const std::string& reason) noexcept {
+  const std::lock_guard lock(mutex_);
+  const bool pass_ends =
+      kind == RegionKind::kBackward && --backward_depth_ == 0;
+  if (pass_ends) {
+    put_gradients_back();
+  }
+  if (--depth_ > 0) {
+    if (pass_ends) { // the program may catch the exception inside the region
+      accumulated_ = false;
+      reducer_->drop();
+      tell_failure(reason);
+      pass_failed_ = true;
+    }
+    return;
+  }
+  forget_recipes();
+  pass_failed_ = false;
+  end_region(weak_from_this(), region_thread_);
+  switch_back(Writes::kDrop);
+  put_assigned_back();
+  hooks_due_.clear();
+  abandon(reason);
+}
+
+void Net::abandon(const std::string& reason) {
+  reducer_->drop();
+  for (const auto& unit : units_) {
+    unit->pins = 0;
+    unit->discard(); // also what is held: ranks may differ in what is whole
+  }
+  tell_failure(reason);
+}
+
+void Net::tell_failure(const std::string& reason) {
+  // A failure that came from a peer has already ended the epoch.
+  size_t next = 0;
+  each_communicator([&](Communicator& communicator) {
+    if (communicator.epoch() == epochs_.at(next++)) {
+      communicator.signal_failure(reason);
+    }
+  });
+}
+
+void Net::remember_error(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  remembered_error_ = std::move(error);
+}
+
+void Net::set_gradients_aside() {
+  gradients_aside_.clear();
+  each_group([&](FlatGroup& group) {
+    for (auto& parameter : group.parameters()) {
+      gradients_aside_.push_back(std::move(parameter.tensor.mutable_grad()));
+      parameter.tensor.mutable_grad() = at::Tensor();
+    }
+  });
+}
+
+void Net::put_assigned_back() {
+  // The oldest last: what was there before the region.
+  for (auto entry = gradients_before_.rbegin();
+       entry != gradients_before_.rend();
+       ++entry) {
+    entry->first.mutable_grad() = entry->second;
+  }
+  gradients_before_.clear();
+}
+
+void Net::put_gradients_back() {
+  size_t next = 0;
+  each_group([&](FlatGroup& group) {
+    for (auto& parameter : group.parameters()) {
+      parameter.tensor.mutable_grad() = std::move(gradients_aside_[next++]);
+    }
+  });
+  gradients_aside_.clear();
+}
+
+} // namespace fsdp::detail
