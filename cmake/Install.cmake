@@ -1,4 +1,4 @@
-# Install rules: headers, library, and the package that find_package reads.
+# Install rules: headers, library, tool, and the package that find_package reads.
 
 include(CMakePackageConfigHelpers)
 set(_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/fsdp")
@@ -6,6 +6,9 @@ set(_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/fsdp")
 install(DIRECTORY include/fsdp DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
   FILES_MATCHING PATTERN "*.h")
 install(TARGETS fsdp EXPORT fsdpTargets)
+if(FSDP_BUILD_TOOLS)
+  install(TARGETS fsdp_tool)
+endif()
 install(EXPORT fsdpTargets NAMESPACE fsdp:: DESTINATION "${_package_dir}")
 
 configure_package_config_file(

@@ -8,7 +8,7 @@ step="set-up"
 trap 'echo "demo: FAILED: $step"' ERR
 "$FSDP_ROOT/scripts/setup.sh"
 step="build"
-"$FSDP_ROOT/scripts/build.sh" ci row_encoder
+"$FSDP_ROOT/scripts/build.sh" ci row_encoder fsdp_tool
 trap - ERR
 
 status=0

@@ -14,7 +14,7 @@ sources() {
     git ls-files --cached --others --exclude-standard -- '*.cpp'
   else
     git ls-files --cached --others --exclude-standard -- \
-      src/{layout,comm}/'*.cpp' tests/{layout,comm}/'*.cpp'
+      src/{layout,launch,comm}/'*.cpp' tests/{layout,launch,comm}/'*.cpp' tools/'*.cpp'
     git diff --name-only --diff-filter=d "${BASE:-HEAD}" -- '*.cpp' || true
     git ls-files --others --exclude-standard -- '*.cpp'
   fi | sort -u

@@ -50,10 +50,38 @@ class FSDP_API Work {
   virtual void wait() = 0;
 };
 
+/// Memory that all ranks of a group see. It is divided into buffers, and each
+/// buffer into one slice per rank: a rank writes its own slices and reads all,
+/// so that gathering them copies nothing.
+///
+/// Writers and readers are kept apart by two counts per rank. Before it reads,
+/// a rank waits until all have published as often as itself; before it writes
+/// again, until all have retired what they read. Only the two await functions
+/// wait, and throw CommunicationError.
+class FSDP_API SharedSlices {
+ public:
+  virtual ~SharedSlices() = default;
+
+  /// This rank's slice of a buffer.
+  virtual std::span<std::byte> own(size_t buffer) = 0;
+
+  /// All slices of a buffer, by rank, in memory that faults when written.
+  virtual std::span<const std::byte> whole(size_t buffer) = 0;
+
+  /// This rank's slices are written, and stay as they are until all retire.
+  virtual void publish() = 0;
+  virtual void await_published(const std::string& what) = 0;
+
+  /// This rank reads no more of what was published.
+  virtual void retire() = 0;
+  virtual void await_retired(const std::string& what) = 0;
+};
+
 /// A group of ranks and the collectives that run over it: bytes, element types
 /// and operations only, so that it can be used and tested without libtorch.
 ///
-/// Collective: every method but rank(), size(), timeout() and signal_failure().
+/// Collective: every method but rank(), size(), timeout(), epoch(), aborted()
+/// and signal_failure().
 /// All ranks of the group call them in the same order with the same `what`,
 /// sizes and types; a difference is an error on all ranks, never a mix-up.
 ///
@@ -127,6 +155,25 @@ class FSDP_API Communicator {
   /// A communicator over the ranks that pass the same `color`, ordered by
   /// (`key`, rank). Collective over this communicator.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
+
+  /// Why no call will succeed any more: a peer died or a wait was too long.
+  /// Empty while all is well. Never waits. Back ends whose ranks are threads go
+  /// on after a time-out, and are never aborted.
+  virtual std::string aborted() const { return {}; }
+
+  /// Takes the memory now that calls with up to `bytes` bytes per rank need, so
+  /// that none of them fails for lack of it. Throws CommunicationError.
+  /// Collective.
+  virtual void reserve(int64_t bytes) { static_cast<void>(bytes); }
+
+  /// Memory of which this rank owns `slice_bytes[i]` bytes of buffer i, zeros
+  /// at first, or null where the ranks have no memory in common. It may outlive
+  /// the communicator. Collective; `slice_bytes` is the same on all ranks.
+  virtual std::shared_ptr<SharedSlices> share_slices(
+      std::span<const int64_t> slice_bytes) {
+    static_cast<void>(slice_bytes);
+    return nullptr;
+  }
 };
 
 } // namespace fsdp

@@ -4,6 +4,7 @@
 #include <fsdp/description.h>
 #include <fsdp/fully_shard.h>
 #include <fsdp/fully_sharded_data_parallel.h>
+#include <fsdp/init.h>
 #include <fsdp/memory.h>
 #include <fsdp/options.h>
 #include <fsdp/sharded_module.h>

@@ -10,24 +10,53 @@
 
 namespace fsdp {
 
+namespace detail {
+class WorldState;
+} // namespace detail
+
 /// A group of ranks that train together. A value: copies refer to one group,
 /// which lives as long as any of them, or a net made from one.
+///
+/// Worlds, nets, models and optimizers may be destroyed in any order, also as
+/// statics, and never wait for a peer then. Where the last handle of a world of
+/// processes goes before shutdown(), the rank has left: a peer that waits for
+/// it gets an error that says so.
 class FSDP_API World {
  public:
   /// A world of this process alone.
   World();
+  /// A world over a communicator whose ranks are all on this host.
   explicit World(std::shared_ptr<Communicator> communicator);
 
   int rank() const;
   int size() const;
+
+  /// This rank's number among those of its host, and how many they are.
+  int local_rank() const;
+  int local_size() const;
+
+  /// Throws c10::DistBackendError after shutdown(). Its calls throw
+  /// CommunicationError, then as well.
   Communicator& communicator() const;
+
+  /// Waits until all ranks are here. Collective.
+  void barrier() const;
 
   /// The world of the ranks that pass the same `color`, ordered by (`key`,
   /// rank). Collective.
   World split(int color, int key = 0) const;
 
+  /// Waits until all ranks are here, then ends this world and those split from
+  /// it: but for rank(), size() and their local forms, every later call on
+  /// them, or on nets made from them, throws. Throws c10::DistBackendError when
+  /// a rank does not come; the world has ended then too. The second call does
+  /// nothing. Collective.
+  void shutdown() const;
+
  private:
-  std::shared_ptr<Communicator> communicator_;
+  friend class detail::WorldState;
+  explicit World(std::shared_ptr<detail::WorldState> state);
+  std::shared_ptr<detail::WorldState> state_;
 };
 
 /// Worlds of `size` ranks that are threads of this process, by rank; give each

@@ -1,5 +1,6 @@
 #include "api/agreement.h"
 
+#include "api/strategy_name.h"
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
 #include "runtime/tensor_bytes.h"
@@ -8,6 +9,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/irange.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <exception>
@@ -38,7 +40,7 @@ std::string dtype_text(const std::optional<at::ScalarType>& dtype) {
 std::string describe(const UnitSpec& unit) {
   std::ostringstream line;
   line << "unit '" << unit.name << "': strategy "
-       << static_cast<int>(unit.strategy) << ", param_dtype "
+       << strategy_name(unit.strategy) << ", param_dtype "
        << dtype_text(unit.mixed_precision.param_dtype) << ", reduce_dtype "
        << dtype_text(unit.mixed_precision.reduce_dtype) << ", cast_inputs "
        << unit.mixed_precision.cast_inputs;
@@ -137,7 +139,10 @@ void check_agreement(
     const NetSettings& settings,
     CompareValues values) {
   std::vector<std::string> lines;
-  lines.push_back(std::string("libfsdp ") + version());
+  lines.push_back(
+      std::string("libfsdp ") + version() + ", torch " +
+      std::to_string(TORCH_VERSION_MAJOR) + "." +
+      std::to_string(TORCH_VERSION_MINOR));
   std::ostringstream options;
   options << std::setprecision(17) << "gradient_divide_factor "
           << settings.divide_factor << ", slots " << settings.slots

@@ -2,6 +2,9 @@
 
 #include "api/agreement.h"
 #include "api/module_units.h"
+#include "api/strategy_name.h"
+#include "launch/settings.h"
+#include "launch/variables.h"
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
 #include "runtime/net.h"
@@ -12,6 +15,7 @@
 #include <c10/util/irange.h>
 
 #include <cmath>
+#include <stdexcept>
 #include <unordered_map>
 
 namespace fsdp {
@@ -109,6 +113,23 @@ void check_storages(
   });
 }
 
+/// LIBFSDP_STRATEGY wins over the program, so that strategies can be compared
+/// without building it again. Units that have their own keep it.
+Options with_strategy_of_environment(Options options) {
+  try {
+    const auto wanted =
+        detail::read_settings(detail::process_environment()).strategy;
+    for (const auto& [strategy, name] : detail::kStrategyNames) {
+      if (wanted == name) {
+        options.strategy(strategy);
+      }
+    }
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+  return options;
+}
+
 void check_options(const Options& options) {
   const auto factor = options.gradient_divide_factor().value_or(1.0);
   TORCH_CHECK_VALUE(
@@ -178,11 +199,11 @@ void ShardedModule::shard_module(
     World world,
     const Options& options) {
   shard(
-      [&] {
+      [&](const Options& chosen) {
         TORCH_CHECK_VALUE(
             module != nullptr,
             "fsdp: the module to shard is null. Construct it first.");
-        return detail::units_of(*module, options);
+        return detail::units_of(*module, chosen);
       },
       module.get(),
       world,
@@ -194,7 +215,9 @@ void ShardedModule::shard_tensors(
     World world,
     const Options& options) {
   shard(
-      [&] { return detail::units_of(std::move(named), options); },
+      [&](const Options& chosen) {
+        return detail::units_of(std::move(named), chosen);
+      },
       nullptr,
       world,
       options);
@@ -206,13 +229,15 @@ void ShardedModule::shard(
     torch::nn::Module* module,
     const World& world,
     const Options& options) {
+  Options chosen;
   detail::ModuleUnits units;
   detail::fail_together(world, [&] {
-    check_options(options);
-    units = choose_units();
+    chosen = with_strategy_of_environment(options);
+    check_options(chosen);
+    units = choose_units(chosen);
     check_storages(units.units, world);
   });
-  net_ = make_net(world, units, module, options);
+  net_ = make_net(world, units, module, chosen);
   parameters_ = std::move(units.parameters);
   ignored_ = std::move(units.ignored);
   ignored_aliases_ = std::move(units.ignored_aliases);
@@ -272,17 +297,29 @@ const World& ShardedModule::world() const {
   return net()->world();
 }
 
+namespace {
+
+/// Nets of one rank need no communicator, and would not notice by themselves
+/// that their world was shut down.
+const std::shared_ptr<detail::Net>& in_use(
+    const std::shared_ptr<detail::Net>& net) {
+  static_cast<void>(net->world().communicator());
+  return net;
+}
+
+} // namespace
+
 Region ShardedModule::region() {
-  return Region(net());
+  return Region(in_use(net()));
 }
 
 NoSync ShardedModule::no_sync() {
-  return NoSync(net());
+  return NoSync(in_use(net()));
 }
 
 WholeParameters ShardedModule::whole_parameters(
     WholeParametersOptions options) {
-  return WholeParameters(net(), options);
+  return WholeParameters(in_use(net()), options);
 }
 
 void ShardedModule::drop_unreduced_gradients() {
@@ -290,7 +327,7 @@ void ShardedModule::drop_unreduced_gradients() {
 }
 
 void ShardedModule::unshard() {
-  net()->unshard();
+  in_use(net())->unshard();
 }
 
 void ShardedModule::reshard() {

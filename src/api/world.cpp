@@ -1,5 +1,6 @@
 #include <fsdp/world.h>
 
+#include "api/world_state.h"
 #include "comm/single_communicator.h"
 #include "comm/thread_communicator.h"
 #include "runtime/errors.h"
@@ -12,32 +13,70 @@
 
 namespace fsdp {
 
-World::World() : communicator_(detail::make_single_communicator()) {
+namespace {
+
+/// Of a world whose ranks are all on this host.
+World make_local_world(std::shared_ptr<Communicator> communicator) {
+  detail::Placement placement;
+  placement.local_rank = communicator->rank();
+  placement.local_size = communicator->size();
+  return detail::WorldState::make_world(
+      std::move(communicator), std::move(placement));
 }
 
-World::World(std::shared_ptr<Communicator> communicator)
-    : communicator_(std::move(communicator)) {
-  if (communicator_ == nullptr) {
+} // namespace
+
+World::World() : World(detail::make_single_communicator()) {
+}
+
+World::World(std::shared_ptr<Communicator> communicator) {
+  if (communicator == nullptr) {
     throw std::invalid_argument(
         "World: communicator is null. Pass one, or use World() for a single"
         " process.");
   }
+  *this = make_local_world(std::move(communicator));
+}
+
+World::World(std::shared_ptr<detail::WorldState> state)
+    : state_(std::move(state)) {
 }
 
 int World::rank() const {
-  return communicator_->rank();
+  return state_->communicator().rank();
 }
 
 int World::size() const {
-  return communicator_->size();
+  return state_->communicator().size();
+}
+
+int World::local_rank() const {
+  return state_->placement().local_rank;
+}
+
+int World::local_size() const {
+  return state_->placement().local_size;
 }
 
 Communicator& World::communicator() const {
-  return *communicator_;
+  auto& communicator = state_->communicator();
+  TORCH_CHECK_WITH(
+      DistBackendError,
+      !communicator.has_ended(),
+      communicator.ended_text("fsdp::World"));
+  return communicator;
+}
+
+void World::barrier() const {
+  detail::communicate([&] { communicator().barrier("World::barrier"); });
 }
 
 World World::split(int color, int key) const {
-  return World(communicator_->split(color, key));
+  return detail::communicate([&] { return state_->split(color, key); });
+}
+
+void World::shutdown() const {
+  detail::communicate([&] { state_->shutdown(); });
 }
 
 std::vector<World> thread_worlds(int size, std::chrono::milliseconds timeout) {
@@ -76,11 +115,11 @@ class FirstError {
 
 void run_rank(
     const std::function<void(World)>& rank_main,
-    const World& world,
+    const std::shared_ptr<Communicator>& rank_communicator,
     FirstError& first) {
-  auto& communicator = world.communicator();
+  auto& communicator = *rank_communicator;
   try {
-    rank_main(world);
+    rank_main(World(rank_communicator));
   } catch (const c10::DistBackendError& error) {
     first.add_consequence(std::current_exception());
     communicator.signal_failure(detail::text_of(error));
@@ -105,8 +144,10 @@ void run_as_threads(
     std::chrono::milliseconds timeout) {
   FirstError first;
   std::vector<std::thread> threads;
-  for (auto& world : thread_worlds(size, timeout)) {
-    threads.emplace_back([&, world] { run_rank(rank_main, world, first); });
+  for (auto& communicator : detail::make_thread_communicators(size, timeout)) {
+    threads.emplace_back([&, mine = std::move(communicator)] {
+      run_rank(rank_main, mine, first);
+    });
   }
   for (auto& thread : threads) {
     thread.join();

@@ -2,6 +2,7 @@
 
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
+#include "runtime/shared_weights.h"
 #include "runtime/tensor_bytes.h"
 
 #include <ATen/ATen.h>
@@ -9,6 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 
 namespace fsdp::detail {
@@ -65,6 +67,18 @@ FlatGroup::FlatGroup(
   for (auto& parameter : parameters_) {
     parameter.sizes = parameter.tensor.sizes().vec();
   }
+}
+
+int64_t FlatGroup::shareable_bytes() const {
+  return layout_.world_size() == 1
+      ? 0
+      : layout_.slice_numel() *
+          static_cast<int64_t>(c10::elementSize(compute_dtype_));
+}
+
+void FlatGroup::take_parameters(SharedWeights* shared, size_t buffer) {
+  shared_ = shareable_bytes() > 0 ? shared : nullptr;
+  shared_buffer_ = buffer;
   if (!plain_) {
     copy_in_and_switch();
   }
@@ -75,17 +89,24 @@ FlatGroup::~FlatGroup() {
   tag_->group = nullptr;
 }
 
-void FlatGroup::copy_in_and_switch() {
-  const InternalGuard internal;
-  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype_));
-  shard_storage_ = allocate_storage(
-      StorageKind::kShard,
-      const_tag_,
-      static_cast<size_t>(layout_.slice_numel() * itemsize),
-      device_);
+void FlatGroup::allocate_shard() {
+  const auto nbytes =
+      static_cast<size_t>(layout_.slice_numel()) * c10::elementSize(dtype_);
+  if (shard_is_shared()) {
+    shard_storage_ = storage_on_slice(
+        StorageKind::kShard, const_tag_, shared_->slices(), shared_buffer_);
+  } else {
+    shard_storage_ =
+        allocate_storage(StorageKind::kShard, const_tag_, nbytes, device_);
+  }
   shard_ = tensor_on(
       shard_storage_, dtype_, {layout_.slice_numel()}, 0, Touched::kNo);
   shard_.zero_(); // padding too, so that it is never garbage
+}
+
+void FlatGroup::copy_in_and_switch() {
+  const InternalGuard internal;
+  allocate_shard();
   whole_storage_ = c10::make_intrusive<UnitStorage>(
       StorageKind::kWhole,
       const_tag_,
@@ -180,25 +201,48 @@ void FlatGroup::leave_region(Writes writes) {
         unit_storage(parameter.tensor) != whole_storage_.get();
     if (replaced && writes == Writes::kKeep) {
       try {
-        take_over(i, compute_dtype_);
+        take_over_in_region(i);
       } catch (const std::exception&) {
         error = std::current_exception(); // once all are SHARDED again
       }
     }
     switch_to(parameter.tensor, parameter.sharded);
   }
-  if (before_writes_.defined() && writes == Writes::kDrop) {
-    const InternalGuard internal;
-    shard_.copy_(before_writes_);
+  if (writes == Writes::kDrop) {
+    undo_writes();
   }
-  before_writes_.reset();
+  wrote_in_region_ = false;
+  shard_before_.reset();
+  copy_before_.reset();
   if (error) {
     std::rethrow_exception(error);
   }
 }
 
-void FlatGroup::take_over(int64_t index, at::ScalarType accepted) {
+void FlatGroup::undo_writes() {
+  if (!wrote_in_region_) {
+    return;
+  }
   const InternalGuard internal;
+  if (is_shared()) {
+    discard(); // the storage may point to the copy
+    gathered_ = copy_before_;
+  }
+  if (shard_before_.defined()) {
+    shard_.copy_(shard_before_);
+  }
+}
+
+bool FlatGroup::has_replaced() const {
+  return !plain_ &&
+      std::any_of(
+             parameters_.begin(), parameters_.end(), [&](const auto& each) {
+               return unit_storage(each.tensor) != shard_storage_.get();
+             });
+}
+
+void FlatGroup::check_replacement(int64_t index, at::ScalarType accepted)
+    const {
   const auto& parameter = parameters_[index];
   const auto& value = parameter.tensor;
   const auto owned = layout_.owned_of_parameter(index, position());
@@ -229,15 +273,40 @@ void FlatGroup::take_over(int64_t index, at::ScalarType accepted) {
       " (this rank's shard), but got ",
       value.numel(),
       ".");
+}
+
+void FlatGroup::take_over(int64_t index, at::ScalarType accepted) {
+  const InternalGuard internal;
+  check_replacement(index, accepted);
+  const auto owned = layout_.owned_of_parameter(index, position());
   if (owned.empty()) {
     return;
   }
-  auto flat = value.detach().reshape({-1});
-  if (flat.numel() == whole_numel) {
+  auto flat = parameters_[index].tensor.detach().reshape({-1});
+  if (flat.numel() == layout_.interval(index).numel()) {
     flat = flat.narrow(0, owned.begin, owned.numel());
   }
   const auto target = layout_.owned_in_slice(index, position());
   shard_.narrow(0, target.begin, target.numel()).copy_(flat);
+}
+
+void FlatGroup::take_over_in_region(int64_t index) {
+  if (!shard_is_shared()) {
+    take_over(index, compute_dtype_);
+  }
+  if (!is_shared()) {
+    return;
+  }
+  const InternalGuard internal;
+  check_replacement(index, compute_dtype_);
+  make_own_copy();
+  const auto flat = parameters_[index].tensor.detach().reshape({-1});
+  auto target = layout_.interval(index);
+  if (flat.numel() != target.numel()) { // this rank's shard
+    const auto owned = layout_.owned_of_parameter(index, position());
+    target = {target.begin + owned.begin, target.begin + owned.end};
+  }
+  gathered_.narrow(0, target.begin, target.numel()).copy_(flat);
 }
 
 at::Tensor FlatGroup::own_slot(const at::Tensor& whole) const {
@@ -256,7 +325,8 @@ void FlatGroup::gather_into(const at::Tensor& whole) {
 }
 
 void FlatGroup::start_gather() {
-  if (whole_ || gather_ || alias_ || layout_.total_numel() == 0) {
+  if (whole_ || gather_ || alias_ || is_shared() ||
+      layout_.total_numel() == 0) {
     return; // nothing to copy
   }
   const InternalGuard internal;
@@ -275,25 +345,87 @@ void FlatGroup::finish_gather() {
     const auto work = std::move(gather_);
     communicate([&] { work->wait(); });
   }
-  give_memory(
-      *whole_storage_,
-      layout_.total_numel() == 0 ? nullptr
-          : alias_               ? shard_.data_ptr()
-                                 : gathered_.data_ptr());
+  if (is_shared()) {
+    communicate([&] {
+      shared_->await_readable(
+          "all_gather of unit '" + settings_.unit_name + "'");
+    });
+  }
+  give_memory(*whole_storage_, whole_data());
   whole_ = true;
   written_ = false;
 }
 
-void FlatGroup::prepare_write() {
-  if (!before_writes_.defined()) {
-    const InternalGuard internal;
-    before_writes_ = shard_.clone();
+void* FlatGroup::whole_data() const {
+  if (layout_.total_numel() == 0) {
+    return nullptr;
   }
+  if (gathered_.defined()) {
+    return gathered_.data_ptr();
+  }
+  if (is_shared()) { // where a stray write faults
+    return const_cast<std::byte*>(
+        shared_->slices()->whole(shared_buffer_).data());
+  }
+  return shard_.data_ptr();
+}
+
+void FlatGroup::make_own_copy() {
+  if (gathered_.defined()) {
+    return;
+  }
+  const auto shared = shared_->slices()->whole(shared_buffer_);
+  gathered_ = at::empty(
+      {layout_.total_numel()},
+      at::TensorOptions(compute_dtype_).device(device_));
+  std::memcpy(gathered_.data_ptr(), shared.data(), shared.size());
+  if (whole_) {
+    give_memory(*whole_storage_, whole_data());
+  }
+}
+
+void FlatGroup::prepare_write() {
+  const InternalGuard internal;
+  if (!wrote_in_region_ && !shard_is_shared()) {
+    shard_before_ = shard_.clone();
+  }
+  if (is_shared()) {
+    if (!wrote_in_region_ && gathered_.defined()) {
+      copy_before_ = gathered_.clone();
+    }
+    make_own_copy();
+  }
+  wrote_in_region_ = true;
   written_ = true;
 }
 
+void FlatGroup::take_up_writes() {
+  if (!is_shared() || !gathered_.defined()) {
+    return;
+  }
+  discard();
+  if (shard_is_shared()) {
+    const InternalGuard internal;
+    shard_.copy_(own_slot(gathered_));
+  }
+  gathered_.reset();
+}
+
+void FlatGroup::refresh_shared_slice() {
+  if (!is_shared() || shard_is_shared()) {
+    return;
+  }
+  const InternalGuard internal;
+  const auto own = shared_->slices()->own(shared_buffer_);
+  at::from_blob(
+      own.data(),
+      {layout_.slice_numel()},
+      at::TensorOptions(compute_dtype_).device(device_))
+      .copy_(shard_);
+}
+
 void FlatGroup::flush_writes() {
-  if (whole_ && written_) {
+  if (whole_ && written_ && !shard_is_shared()) {
     write_back();
     written_ = false;
   }
@@ -312,7 +444,9 @@ void FlatGroup::discard() {
   if (whole_) {
     take_memory(*whole_storage_, released_message_);
   }
-  gathered_.reset();
+  if (!is_shared()) {
+    gathered_.reset();
+  }
   whole_ = false;
   written_ = false;
 }

@@ -20,6 +20,7 @@ struct PostAccumulateGradHook;
 namespace fsdp::detail {
 
 class Net;
+class SharedWeights;
 struct Unit;
 
 /// One parameter. `tensor` is the module's own: in all three states it is the
@@ -58,6 +59,13 @@ struct GroupSettings {
 /// that storage, so they see the weights again when it is filled again. With
 /// kNoShard a parameter has its whole shape outside regions too, and stays an
 /// ordinary tensor unless its unit computes in another type.
+///
+/// [Note: Shared slices] Where ranks have memory in common, the slices of all
+/// lie there side by side in the type to compute with, so that a gather copies
+/// nothing: UNSHARDED storages point to that memory, which others read too. A
+/// region that writes to whole weights does so on a copy of its own, which
+/// this rank then uses instead. When weights become writable again (see [Note:
+/// Generations]) its slice of the copy goes to the shared memory.
 class FlatGroup {
  public:
   FlatGroup(
@@ -68,6 +76,13 @@ class FlatGroup {
   ~FlatGroup();
   FlatGroup(const FlatGroup&) = delete;
   FlatGroup& operator=(const FlatGroup&) = delete;
+
+  /// Bytes of this rank's slice for computing; 0 where sharing has no use.
+  int64_t shareable_bytes() const;
+
+  /// Takes over the parameters, into buffer `buffer` of `shared` unless that is
+  /// null. Once.
+  void take_parameters(SharedWeights* shared, size_t buffer);
 
   Net& net() const { return net_; }
   /// The unit that it belongs to, and its place among all groups of the net.
@@ -115,11 +130,21 @@ class FlatGroup {
   /// The same, without keeping writes.
   void discard();
 
-  /// An operator is about to write to whole weights. The slice of now is kept
+  /// An operator is about to write to whole weights. What is there now is kept
   /// until the region closes, so that a failed one leaves no trace.
   void prepare_write();
   /// Brings writes to this rank's slice while the weights stay whole.
   void flush_writes();
+
+  // Of shared slices, while weights are writable:
+  /// Brings what regions have written to this rank's slice.
+  void take_up_writes();
+  /// Makes the shared slice equal to this rank's, where that has another type.
+  void refresh_shared_slice();
+  bool has_writes() const { return is_shared() && gathered_.defined(); }
+  bool is_shared() const { return shared_ != nullptr; }
+  /// Whether the program has replaced a parameter (set_data, torch::load).
+  bool has_replaced() const;
 
   /// Bytes of this rank's slice, and of gathered weights that live now.
   int64_t shard_bytes() const;
@@ -129,10 +154,18 @@ class FlatGroup {
   const std::string& name_at(int64_t offset) const;
 
  private:
+  void allocate_shard();
   void copy_in_and_switch();
   /// Copies what the parameter holds now into this rank's slice.
   void take_over(int64_t index, at::ScalarType accepted);
+  void check_replacement(int64_t index, at::ScalarType accepted) const;
+  /// The same for a parameter that was replaced in a region.
+  void take_over_in_region(int64_t index);
+  void make_own_copy();
   void write_back();
+  void undo_writes();
+  bool shard_is_shared() const { return is_shared() && compute_dtype_ == dtype_; }
+  void* whole_data() const;
   void check_plain(const Parameter& parameter) const;
   /// This rank's part of `whole`, 1-D of all slices.
   at::Tensor own_slot(const at::Tensor& whole) const;
@@ -152,6 +185,8 @@ class FlatGroup {
   std::shared_ptr<GroupTag> tag_;
   std::shared_ptr<const GroupTag> const_tag_;
   std::shared_ptr<Communicator> communicator_;
+  SharedWeights* shared_ = nullptr;
+  size_t shared_buffer_ = 0;
   /// The slice is the whole: no copy is needed to compute with it.
   bool alias_;
   /// Replicated, and computed with as it is: ordinary tensors in all states.
@@ -160,8 +195,13 @@ class FlatGroup {
   c10::intrusive_ptr<UnitStorage> shard_storage_;
   c10::intrusive_ptr<UnitStorage> whole_storage_;
   at::Tensor shard_;         // 1-D, this rank's slice
-  at::Tensor gathered_;      // 1-D, all slices; undefined while RELEASED
-  at::Tensor before_writes_; // 1-D, the slice before the first write
+  /// 1-D, all slices; undefined while RELEASED. Of shared slices: the copy that
+  /// this rank has written to, or undefined.
+  at::Tensor gathered_;
+  // Before the first write of this region, so that it can be undone.
+  bool wrote_in_region_ = false;
+  at::Tensor shard_before_; // 1-D, the slice, unless it is shared
+  at::Tensor copy_before_;  // 1-D, of shared slices: the copy, if there was one
   at::Tensor whole_at_rest_; // 1-D, while open_whole()
   std::unique_ptr<Work> gather_;
   std::string released_message_;

@@ -55,6 +55,8 @@ void Net::build(std::vector<UnitSpec> specs) {
   for (auto& spec : specs) {
     add_unit(std::move(spec), any_cast);
   }
+  share_weights();
+  reserve_memory();
   std::vector<FlatGroup*> groups;
   each_group([&](FlatGroup& group) {
     group.attach(group.unit(), groups.size());
@@ -104,6 +106,37 @@ void Net::add_unit(UnitSpec spec, bool any_cast) {
     unit->groups.back()->attach(*unit, 0);
   }
   units_.push_back(std::move(unit));
+}
+
+void Net::share_weights() {
+  std::vector<int64_t> slice_bytes;
+  int64_t sum = 0;
+  each_group([&](FlatGroup& group) {
+    slice_bytes.push_back(group.shareable_bytes());
+    sum += slice_bytes.back();
+  });
+  communicate([&] {
+    auto slices =
+        sum > 0 ? gather_communicator_->share_slices(slice_bytes) : nullptr;
+    if (slices != nullptr) {
+      shared_ = std::make_unique<SharedWeights>(std::move(slices));
+    }
+  });
+  size_t next = 0;
+  each_group([&](FlatGroup& group) {
+    group.take_parameters(shared_.get(), next++);
+  });
+}
+
+void Net::reserve_memory() {
+  int64_t largest = 0;
+  each_group([&](const FlatGroup& group) {
+    largest = std::max(
+        largest,
+        group.layout().total_numel() *
+            static_cast<int64_t>(c10::elementSize(group.reduce_dtype())));
+  });
+  communicate([&] { reduce_communicator_->reserve(largest); });
 }
 
 std::string Net::rank_text() const {
@@ -188,15 +221,26 @@ void Net::mark_written(FlatGroup& group) {
 
 void Net::shard_written(FlatGroup& group) {
   const std::lock_guard lock(mutex_);
-  if (depth_ == 0) { // copies that were kept whole are stale
-    group.unit().discard();
+  TORCH_CHECK_VALUE(
+      depth_ == 0 || !group.is_shared(),
+      "fsdp: a shard of unit '",
+      group.settings().unit_name,
+      "' is written inside of a region (",
+      rank_text(),
+      "), where other ranks may read it. Write to the whole parameter, or after"
+      " the region has closed.");
+  if (depth_ == 0) {
+    make_weights_writable("write to a shard");
+    group.unit().discard(); // copies that were kept whole are stale
   }
 }
 
 void Net::unshard() {
   const std::lock_guard lock(mutex_);
+  check_not_aborted();
   note_epochs_outside_of_regions();
   try {
+    publish_weights();
     for (const auto& unit : units_) {
       unit->held = true;
       unit->gather();
@@ -235,8 +279,10 @@ void Net::open_whole() {
       "fsdp: whole_parameters() inside of a region, or of another one (",
       rank_text(),
       "). Close it first.");
+  check_not_aborted();
   note_epochs();
   try {
+    make_weights_writable("whole_parameters");
     each_group([](FlatGroup& group) { group.adopt_replaced(); });
     each_group([](FlatGroup& group) { group.open_whole(); });
   } catch (const std::exception& error) {
@@ -254,7 +300,7 @@ void Net::close_whole(Writes writes) {
   std::exception_ptr error;
   each_group([&](FlatGroup& group) {
     try {
-      group.close_whole(writes);
+      group.close_whole(writes); // still writable: no region was opened
     } catch (const std::exception&) {
       error = std::current_exception();
     }

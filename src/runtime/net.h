@@ -2,6 +2,7 @@
 
 #include "runtime/flat_group.h"
 #include "runtime/reducer.h"
+#include "runtime/shared_weights.h"
 #include "runtime/unit.h"
 
 #include <fsdp/world.h>
@@ -103,6 +104,9 @@ class Net : public std::enable_shared_from_this<Net> {
   Net(World world, NetSettings settings);
   void build(std::vector<UnitSpec> specs);
   void add_unit(UnitSpec spec, bool any_cast);
+  void share_weights();
+  void reserve_memory();
+  void check_not_aborted() const;
   void check_may_enter() const;
   void open(RegionKind kind);
   void close();
@@ -111,6 +115,12 @@ class Net : public std::enable_shared_from_this<Net> {
   void note_epochs_outside_of_regions();
   void go_on_after_failed_pass();
   void release_units();
+  // [Note: Generations]
+  void make_weights_writable(const char* what);
+  void publish_weights();
+  void retire_weights();
+  void take_up_writes();   // of regions
+  void take_up_replaced(); // parameters
   void abandon(const std::string& reason);
   void tell_failure(const std::string& reason);
   void switch_back(Writes writes);
@@ -132,11 +142,13 @@ class Net : public std::enable_shared_from_this<Net> {
   std::shared_ptr<Communicator> report_communicator_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<SharedWeights> shared_; // null: weights are not shared
 
   mutable std::mutex mutex_;  // touches may come from several threads
   int depth_ = 0;             // of regions
   int backward_depth_ = 0;    // of backward regions among them
   bool accumulated_ = false;  // gradients may have arrived in this pass
+  bool settled_ = false;      // a pass of this region was settled
   bool pass_failed_ = false;  // a backward pass inside this region; it was told
   bool ran_backward_ = false; // in this region, with gradients
   bool records_graph_ = false; // grad mode, when this region opened

@@ -29,6 +29,19 @@ void Net::check_may_enter() const {
       "). One net runs one forward or backward at a time.");
 }
 
+void Net::check_not_aborted() const {
+  each_communicator([&](const Communicator& communicator) {
+    const auto reason = communicator.aborted();
+    TORCH_CHECK_WITH(
+        DistBackendError,
+        reason.empty(),
+        "fsdp: this net can not be used any more (",
+        rank_text(),
+        "): ",
+        reason);
+  });
+}
+
 void Net::enter(RegionKind kind, bool accumulates) {
   const std::lock_guard lock(mutex_);
   if (remembered_error_) {
@@ -37,6 +50,7 @@ void Net::enter(RegionKind kind, bool accumulates) {
   check_may_enter();
   go_on_after_failed_pass();
   if (depth_ == 0) {
+    check_not_aborted();
     note_epochs();
     try {
       open(kind);
@@ -65,9 +79,11 @@ void Net::open(RegionKind kind) {
       }
     }
   }
+  settled_ = false;
   // What may throw comes first: parameters are SHARDED until all is well.
   reducer_->begin_pass();
-  each_group([](FlatGroup& group) { group.adopt_replaced(); });
+  take_up_replaced();
+  publish_weights();
   each_group([](FlatGroup& group) { group.enter_region(); });
   owner_ = std::this_thread::get_id();
   records_graph_ = at::GradMode::is_enabled();
@@ -75,6 +91,55 @@ void Net::open(RegionKind kind) {
   accumulated_ = false;
   ran_backward_ = false;
   broken_.reset();
+}
+
+void Net::take_up_replaced() {
+  bool shared = false;
+  each_group([&](const FlatGroup& group) {
+    shared = shared || (group.is_shared() && group.has_replaced());
+  });
+  if (shared) {
+    make_weights_writable("parameters that were replaced");
+  }
+  each_group([](FlatGroup& group) { group.adopt_replaced(); });
+}
+
+void Net::make_weights_writable(const char* what) {
+  if (shared_ == nullptr || shared_->is_writable()) {
+    return;
+  }
+  retire_weights();
+  communicate([&] { shared_->await_writable(what); });
+  each_group([](FlatGroup& group) { group.take_up_writes(); });
+}
+
+void Net::publish_weights() {
+  if (shared_ == nullptr || shared_->is_published()) {
+    return;
+  }
+  make_weights_writable("weights of the next step");
+  each_group([](FlatGroup& group) { group.refresh_shared_slice(); });
+  shared_->publish();
+}
+
+void Net::take_up_writes() {
+  bool any = false;
+  each_group([&](const FlatGroup& group) { any = any || group.has_writes(); });
+  if (any) {
+    make_weights_writable("weights that were written in a region");
+  }
+}
+
+void Net::retire_weights() {
+  if (shared_ == nullptr) {
+    return;
+  }
+  each_group([](FlatGroup& group) {
+    if (group.is_shared()) {
+      group.discard();
+    }
+  });
+  shared_->retire();
 }
 
 void Net::go_on_after_failed_pass() {
@@ -115,6 +180,10 @@ void Net::leave(RegionKind kind) {
       if (pass_ends && accumulated_) {
         settle_pass();
       }
+      if (outermost && std::exchange(settled_, false)) {
+        retire_weights();
+        take_up_writes();
+      }
     } catch (const std::exception& error) {
       if (outermost) {
         abandon(text_of(error));
@@ -147,8 +216,10 @@ void Net::settle_pass() {
       }
     });
   }
+  reducer_->settle();
+  settled_ = true;
   const auto assigned =
-      reducer_->settle(depth_ > 0 ? Accumulate::kFresh : Accumulate::kInPlace);
+      reducer_->assign(depth_ > 0 ? Accumulate::kFresh : Accumulate::kInPlace);
   hooks_due_.insert(hooks_due_.end(), assigned.begin(), assigned.end());
 }
 
@@ -220,6 +291,9 @@ void Net::abandon(const std::string& reason) {
   for (const auto& unit : units_) {
     unit->pins = 0;
     unit->discard(); // also what is held: ranks may differ in what is whole
+  }
+  if (std::exchange(settled_, false)) {
+    retire_weights();
   }
   tell_failure(reason);
 }

@@ -179,13 +179,7 @@ void Reducer::start_late(const std::vector<Report>& reports) {
   }
 }
 
-void Reducer::agree_on_order(const Report& first) {
-  if (!first.order.empty()) {
-    order_ = first.order;
-  }
-}
-
-std::vector<at::Tensor> Reducer::settle(Accumulate accumulate) {
+void Reducer::settle() {
   const auto reports = exchange_reports();
   start_agreed(reports);
   start_late(reports);
@@ -202,12 +196,17 @@ std::vector<at::Tensor> Reducer::settle(Accumulate accumulate) {
   }
   // Nobody assigns gradients of a pass that failed elsewhere.
   communicate([&] { report_communicator_->barrier("end of the settlement"); });
+  if (!reports.front().order.empty()) {
+    order_ = reports.front().order;
+  }
+}
+
+std::vector<at::Tensor> Reducer::assign(Accumulate accumulate) {
   std::vector<at::Tensor> assigned;
   for (auto& gradients : gradients_) {
     const auto of_group = gradients.assign(accumulate);
     assigned.insert(assigned.end(), of_group.begin(), of_group.end());
   }
-  agree_on_order(reports.front());
   deferred_ = false;
   start_over(); // another pass may follow in the same region
   return assigned;

@@ -44,9 +44,13 @@ class Reducer {
   /// Ends a pass that is not reduced: gradients wait for the next one.
   void defer();
 
-  /// Ends a pass: reduces everything and assigns .grad. Returns the parameters
-  /// that have got a gradient. Collective.
-  std::vector<at::Tensor> settle(Accumulate accumulate);
+  /// Ends a pass: reduces everything. When it returns, no rank can fail this
+  /// pass any more. Collective.
+  void settle();
+
+  /// Assigns what settle() has reduced to .grad. Returns the parameters that have
+  /// got a gradient.
+  std::vector<at::Tensor> assign(Accumulate accumulate);
 
   /// Ends a pass that failed: forgets all gradients that were not assigned, and
   /// what the ranks have agreed on. When gradients of earlier passes are among
@@ -71,7 +75,6 @@ class Reducer {
   void start_next();
   void start_agreed(const std::vector<Report>& reports);
   void start_late(const std::vector<Report>& reports);
-  void agree_on_order(const Report& first);
   std::vector<uint32_t> arrival_order() const;
 
   std::shared_ptr<Communicator> report_communicator_;

@@ -86,6 +86,24 @@ c10::intrusive_ptr<UnitStorage> allocate_storage(
       c10::GetAllocator(device.type())->allocate(nbytes));
 }
 
+c10::intrusive_ptr<UnitStorage> storage_on_slice(
+    StorageKind kind,
+    std::shared_ptr<const GroupTag> tag,
+    std::shared_ptr<SharedSlices> slices,
+    size_t buffer) {
+  using Owner = std::shared_ptr<SharedSlices>;
+  const auto own = slices->own(buffer);
+  return c10::make_intrusive<UnitStorage>(
+      kind,
+      std::move(tag),
+      own.size(),
+      c10::DataPtr(
+          own.data(),
+          new Owner(std::move(slices)),
+          [](void* owner) { delete static_cast<Owner*>(owner); },
+          c10::Device(c10::kCPU)));
+}
+
 void take_memory(UnitStorage& storage, const std::string& message) {
   const auto device = storage.device();
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <fsdp/communicator.h>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
@@ -58,6 +60,13 @@ c10::intrusive_ptr<UnitStorage> allocate_storage(
     std::shared_ptr<const GroupTag> tag,
     size_t nbytes,
     c10::Device device);
+
+/// A storage on this rank's slice of `buffer`, which it keeps alive.
+c10::intrusive_ptr<UnitStorage> storage_on_slice(
+    StorageKind kind,
+    std::shared_ptr<const GroupTag> tag,
+    std::shared_ptr<SharedSlices> slices,
+    size_t buffer);
 
 /// Takes the memory away. Until give_memory() every raw access throws
 /// `message`; nbytes() stays, since views are made while there is no memory.

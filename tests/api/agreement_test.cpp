@@ -49,6 +49,7 @@ void expect_refused(
     net(x).sum().backward();
     EXPECT_GT(net.clip_grad_norm_(1.0), 0.0);
   });
+  share_results(errors);
   for (const auto& part : parts) {
     EXPECT_TRUE(contains(errors[0], part)) << part << " in: " << errors[0];
   }
@@ -168,6 +169,7 @@ TEST(Agreement, OtherSeedsPerRank) {
           seeded(make_network, static_cast<uint64_t>(world.rank())), world);
     });
   });
+  share_results(errors);
   EXPECT_TRUE(contains(errors[0], "'input.weight'")) << errors[0];
   EXPECT_EQ(errors, std::vector<std::string>(3, errors[0]));
 }
@@ -269,6 +271,7 @@ TEST(Agreement, AnOptionOutOfRangeOnOneRankEndsAllRanks) {
         });
       },
       std::chrono::seconds(3));
+  share_results(errors);
   for (const auto& error : errors) {
     EXPECT_TRUE(contains(error, "slots")) << error;
   }
@@ -287,6 +290,7 @@ TEST(Agreement, AParameterThatOneRankCannotShardEndsAllRanks) {
             error_of([&] { FullyShardedDataParallel net(module, world); });
       },
       std::chrono::seconds(3));
+  share_results(errors);
   for (const auto& error : errors) {
     EXPECT_TRUE(contains(error, "'input.weight'")) << error;
     EXPECT_TRUE(contains(error, "rank 1/3")) << error;

@@ -175,6 +175,7 @@ TEST(Hooks, AHookThatThrowsEndsTheStepOnAllRanks) {
     net(wave({4, 3})).pow(2).mean().backward();
     expect_doubled_gradients(net, 1);
   });
+  share_results(errors);
   for (const auto& error : errors) {
     EXPECT_TRUE(contains(error, "the hook of rank 1 gave up")) << error;
   }

@@ -189,6 +189,7 @@ TEST(Ignored, DriftIsFoundByNameOnEveryRank) {
     errors[static_cast<size_t>(world.rank())] =
         error_of([&] { net.check_replicas(); });
   });
+  share_results(errors);
   EXPECT_TRUE(contains(errors[0], "'scale'")) << errors[0];
   EXPECT_TRUE(contains(errors[0], "rank 0/3")) << errors[0];
   EXPECT_TRUE(contains(errors[0], "drifted apart")) << errors[0];
@@ -229,6 +230,7 @@ TEST(Ignored, TheListIsPartOfTheAgreement) {
           world.rank() == 0 ? Options() : Options().ignore({"scale"}));
     });
   });
+  share_results(errors);
   EXPECT_TRUE(contains(errors[0], "'scale'")) << errors[0];
   EXPECT_EQ(errors[0], errors[1]);
 }

@@ -110,7 +110,7 @@ TEST(Memory, SlotsBoundTheGatheredUnits) {
 TEST(Memory, StrategiesGatherOnceOrTwiceAStep) {
   static constexpr int64_t kWidth = 16;
   const auto gathers = [&](const Options& options) {
-    int64_t count = 0;
+    std::vector<double> counts(2);
     on_ranks(2, [&](const World& world) {
       FullyShardedDataParallel net(
           seeded([] { return make_chain(5, kWidth); }), world, options);
@@ -121,12 +121,13 @@ TEST(Memory, StrategiesGatherOnceOrTwiceAStep) {
       step();
       const auto before = net.gathers();
       step();
-      if (world.rank() == 0) {
-        count = net.gathers() - before;
-      }
+      counts[static_cast<size_t>(world.rank())] =
+          static_cast<double>(net.gathers() - before);
       EXPECT_EQ(net.memory().gathered_bytes, 0);
     });
-    return count;
+    share_results(counts);
+    EXPECT_EQ(counts[0], counts[1]);
+    return counts[0];
   };
   auto options = kEachLayer;
   // Backward does not read the first layer's weight: its input needs no

@@ -11,22 +11,6 @@ std::mutex& build_lock() {
   return mutex;
 }
 
-void on_ranks(
-    int size,
-    const std::function<void(World)>& rank_main,
-    std::chrono::milliseconds timeout) {
-  at::get_num_threads(); // threads that race in its first call abort
-  EXPECT_NO_THROW(run_as_threads(
-      size,
-      [&](const World& world) {
-        SCOPED_TRACE(
-            "rank " + std::to_string(world.rank()) + "/" +
-            std::to_string(world.size()));
-        rank_main(world);
-      },
-      timeout));
-}
-
 at::Tensor wave(at::IntArrayRef sizes, double frequency) {
   const auto numel = c10::multiply_integers(sizes);
   const auto steps = torch::arange(numel, torch::kDouble);
@@ -174,11 +158,11 @@ void expect_same_log(
   }
 }
 
-void expect_same_bits(const Log& expected, const Log& actual) {
-  ASSERT_EQ(expected.values().size(), actual.values().size());
-  for (size_t i = 0; i < expected.values().size(); ++i) {
-    const auto& [label, wanted] = expected.values()[i];
-    const auto& got = actual.values()[i].second;
+void expect_same_bits(const NamedValues& expected, const NamedValues& actual) {
+  ASSERT_EQ(expected.size(), actual.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto& [label, wanted] = expected[i];
+    const auto& got = actual[i].second;
     ASSERT_EQ(wanted.defined(), got.defined()) << label;
     EXPECT_TRUE(!wanted.defined() || at::equal(wanted, got))
         << "bits of " << label << ", entry " << i;

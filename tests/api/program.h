@@ -9,9 +9,11 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -19,11 +21,28 @@ namespace fsdp::testing {
 
 using NamedValues = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Runs `rank_main` on `size` ranks; an exception of a rank is a failure.
-void on_ranks(
+/// results_of_ranks(), or run_ranks() where there are none; an exception of a
+/// rank is a failure.
+template <class F>
+auto on_ranks(
     int size,
-    const std::function<void(World)>& rank_main,
-    std::chrono::milliseconds timeout = std::chrono::seconds(20));
+    F&& rank_main,
+    std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  const auto traced = [&](const World& world) {
+    SCOPED_TRACE(
+        "rank " + std::to_string(world.rank()) + "/" +
+        std::to_string(world.size()));
+    return rank_main(world);
+  };
+  using Result = std::invoke_result_t<F&, const World&>;
+  if constexpr (std::is_void_v<Result>) {
+    EXPECT_NO_THROW(run_ranks(size, traced, timeout));
+  } else {
+    std::map<int, Result> results;
+    EXPECT_NO_THROW(results = results_of_ranks(size, traced, timeout));
+    return results;
+  }
+}
 
 /// Makes a module with a fixed seed, one thread at a time (all threads share
 /// the default generator).
@@ -170,7 +189,7 @@ void expect_same_log(
     const Log& expected,
     const Log& actual,
     const ProgramSettings& settings);
-void expect_same_bits(const Log& expected, const Log& actual);
+void expect_same_bits(const NamedValues& expected, const NamedValues& actual);
 
 /// Sets the type of what factories make, in all threads, while it lives.
 class DefaultType {
@@ -200,31 +219,29 @@ void expect_same_program(
   Plain plain(module);
   program(plain, expected);
   for (const int size : settings.world_sizes) {
-    std::vector<Log> logs; // of rank 0, by strategy
+    std::map<int, NamedValues> first; // by rank
     for (const auto strategy : settings.strategies) {
       SCOPED_TRACE(
           "strategy " + std::to_string(static_cast<int>(strategy)) +
           ", world size " + std::to_string(size));
-      Log first{World()};
-      on_ranks(size, [&](World world) {
+      const auto logs = on_ranks(size, [&](const World& world) {
         auto options = settings.options;
         options.strategy(strategy);
         FullyShardedDataParallel net(seeded(make), world, options);
         Log log(world);
         program(net, log);
         expect_same_log(expected, log, settings);
-        if (world.rank() == 0) {
-          first = log;
-        }
+        return log.values();
       });
       if (::testing::Test::HasFailure()) {
         return;
       }
-      logs.push_back(first);
-    }
-    for (size_t i = 1; settings.same_bits && i < logs.size(); ++i) {
-      SCOPED_TRACE("world size " + std::to_string(size));
-      expect_same_bits(logs[0], logs[i]);
+      for (const auto& [rank, log] : logs) {
+        const auto& same = first.try_emplace(rank, log).first->second;
+        if (settings.same_bits) {
+          expect_same_bits(same, log);
+        }
+      }
     }
   }
 }

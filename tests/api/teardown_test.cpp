@@ -161,7 +161,7 @@ TEST(Teardown, ARankThatThrowsEndsAllRanksWithItsMessage) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<std::string> errors(3);
   const auto error = error_of([&] {
-    run_as_threads(
+    run_ranks(
         3,
         [&](const World& world) {
           Net net(seeded(make_network), world, kUnits);
@@ -178,6 +178,7 @@ TEST(Teardown, ARankThatThrowsEndsAllRanksWithItsMessage) {
   });
   EXPECT_TRUE(contains(error, "rank 1 lost its data")) << error;
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  share_results(errors);
   for (const auto& each : errors) {
     EXPECT_TRUE(contains(each, "rank 1 lost its data")) << each;
   }
@@ -186,7 +187,7 @@ TEST(Teardown, ARankThatThrowsEndsAllRanksWithItsMessage) {
 TEST(Teardown, ThePeersOfARankThatThrewGetADistBackendError) {
   std::vector<std::string> kinds(3);
   EXPECT_THROW(
-      run_as_threads(
+      run_ranks(
           3,
           [&](const World& world) {
             Net net(seeded(make_network), world, kUnits);
@@ -205,6 +206,7 @@ TEST(Teardown, ThePeersOfARankThatThrewGetADistBackendError) {
           },
           std::chrono::seconds(20)),
       std::exception);
+  share_results(kinds);
   for (const int rank : {0, 1}) {
     const auto& kind = kinds[static_cast<size_t>(rank)];
     EXPECT_TRUE(contains(kind, "rank 2/3 failed")) << kind;
@@ -236,6 +238,7 @@ void expect_recovery(
       expect_right_step(net);
       expect_right_step(net);
     });
+    share_results(errors);
     for (const size_t rank : {0, 1, 2}) {
       EXPECT_TRUE(contains(errors[rank], rank == 1 ? "an accident" : news))
           << errors[rank];
@@ -329,6 +332,7 @@ TEST(Teardown, AFailureAfterBackwardIsHeardInTheNextCall) {
       expect_right_step(net);
       expect_right_step(net);
     });
+    share_results(errors);
     for (const size_t rank : {0, 2}) {
       EXPECT_TRUE(contains(errors[rank], "rank 1/3 failed")) << errors[rank];
       EXPECT_TRUE(contains(errors[rank], "an exception left a region"))
@@ -354,7 +358,7 @@ TEST(Teardown, AFailureThatADestructorMetIsThrownByTheNextCall) {
 
 TEST(Teardown, AMissingRankIsATimeoutThatNamesIt) {
   std::vector<std::string> errors(3);
-  run_as_threads(
+  run_ranks(
       3,
       [&](const World& world) {
         Net net(seeded(make_network), world, kUnits);
@@ -366,6 +370,7 @@ TEST(Teardown, AMissingRankIsATimeoutThatNamesIt) {
         });
       },
       std::chrono::milliseconds(500));
+  share_results(errors);
   for (const size_t rank : {0, 1}) {
     EXPECT_TRUE(contains(errors[rank], "all_gather of unit '(root)'"))
         << errors[rank];

@@ -202,21 +202,5 @@ TEST_F(Failure, OfOneRankAlone) {
   comms[0]->barrier("b");
 }
 
-TEST(FailureOfAChild, LeavesTheParentAlone) {
-  run_ranks(4, [](Communicator& comm) {
-    const auto child = comm.split(comm.rank() / 2, 0);
-    if (comm.rank() == 0) {
-      child->signal_failure("a");
-    } else if (comm.rank() == 1) {
-      const std::string text = error_of([&] { child->barrier("b"); });
-      EXPECT_EQ(text, "rank 0/2 failed: a");
-    }
-    comm.barrier("all");
-    child->barrier("again");
-    EXPECT_EQ(comm.epoch(), 0u);
-    EXPECT_EQ(child->epoch(), comm.rank() < 2 ? 1u : 0u);
-  });
-}
-
 } // namespace
 } // namespace fsdp::detail

@@ -1,6 +1,6 @@
 #include "harness/chain.h"
 
-#include <optional>
+#include <map>
 
 namespace fsdp::testing {
 
@@ -137,24 +137,21 @@ void expect_same_training(const ChainTraining& training) {
   const auto& settings = training.settings;
   const auto expected = train_chain_unsharded(training);
   for (const int world_size : settings.world_sizes) {
-    std::optional<Training> first;
+    std::map<int, Training> first; // by rank
     for (const auto strategy : settings.strategies) {
       SCOPED_TRACE(
           "strategy " + std::to_string(static_cast<int>(strategy)) +
           ", world size " + std::to_string(world_size));
-      Training actual;
+      std::map<int, Training> actual;
       const auto rank_main = [&](const World& world) {
-        auto result = train_chain_sharded(training, world, strategy);
-        if (world.rank() == world.size() - 1) {
-          actual = std::move(result);
-        }
+        return train_chain_sharded(training, world, strategy);
       };
-      ASSERT_NO_THROW(run_as_threads(world_size, rank_main, kWaitLimit));
-      expect_same(expected, actual, settings);
-      if (first.has_value()) {
-        expect_identical(*first, actual);
-      } else {
-        first = std::move(actual);
+      ASSERT_NO_THROW(
+          actual = results_of_ranks(world_size, rank_main, kWaitLimit));
+      for (auto& [rank, result] : actual) {
+        SCOPED_TRACE("rank " + std::to_string(rank));
+        expect_same(expected, result, settings);
+        expect_identical(first.try_emplace(rank, result).first->second, result);
       }
       if (::testing::Test::HasFailure()) {
         return;

@@ -31,7 +31,7 @@ void expect_value(
         }
       };
       ASSERT_NO_THROW(
-          run_as_threads(world_size, rank_main, std::chrono::seconds(20)));
+          run_ranks(world_size, rank_main, std::chrono::seconds(20)));
     }
   }
 }

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <optional>
+#include <map>
 #include <stdexcept>
 
 namespace fsdp::testing {
@@ -144,26 +144,21 @@ at::Tensor BreakableLayers::loss(const at::Tensor& rows) {
   return result.detach();
 }
 
-Training train_with_failures(
+std::map<int, Training> train_with_failures(
     int world_size,
     Strategy strategy,
     const Break& breaks,
     const FailureSettings& settings) {
-  Training result;
-  run_as_threads(
+  return results_of_ranks(
       world_size,
       [&](const World& world) {
         SCOPED_TRACE(
             "strategy " + std::to_string(static_cast<int>(strategy)) +
             ", rank " + std::to_string(world.rank()) + " of " +
             std::to_string(world.size()));
-        auto training = Trainer(world, strategy, breaks, settings).train();
-        if (world.rank() == world.size() - 1) {
-          result = std::move(training);
-        }
+        return Trainer(world, strategy, breaks, settings).train();
       },
       std::chrono::seconds(20));
-  return result;
 }
 
 void expect_failures_leave_no_trace(
@@ -176,13 +171,17 @@ void expect_failures_leave_no_trace(
       SCOPED_TRACE(
           "strategy " + std::to_string(static_cast<int>(strategy)) +
           ", world size " + std::to_string(world_size));
-      Training clean;
-      Training broken;
+      std::map<int, Training> clean;
+      std::map<int, Training> broken;
       ASSERT_NO_THROW(
           clean = train_with_failures(world_size, strategy, nullptr, settings));
       ASSERT_NO_THROW(
           broken = train_with_failures(world_size, strategy, breaks, settings));
-      expect_identical(clean, broken);
+      ASSERT_EQ(clean.size(), broken.size());
+      for (const auto& [rank, training] : clean) {
+        SCOPED_TRACE("rank " + std::to_string(rank));
+        expect_identical(training, broken.at(rank));
+      }
       if (::testing::Test::HasFailure()) {
         return;
       }

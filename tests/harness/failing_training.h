@@ -4,6 +4,7 @@
 #include "harness/tanh_layers.h"
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -61,8 +62,8 @@ struct FailureSettings {
 /// Trains with passes that `breaks` makes fail on some ranks: every rank must
 /// get an exception with the attempt's text, and find everything as it was
 /// before the attempt. Then the pass is done again. With a null `breaks`
-/// nothing fails.
-Training train_with_failures(
+/// nothing fails. Returns what the ranks see that run in this process, by rank.
+std::map<int, Training> train_with_failures(
     int world_size,
     Strategy strategy,
     const Break& breaks,

@@ -141,13 +141,12 @@ Training train_unsharded(
   return training;
 }
 
-Training train_sharded(
+std::map<int, Training> train_sharded(
     const MakeModel& make,
     const ParitySettings& settings,
     int world_size,
     Strategy strategy) {
-  Training result;
-  run_as_threads(
+  return results_of_ranks(
       world_size,
       [&](const World& world) {
         const auto model = build(make);
@@ -168,12 +167,9 @@ Training train_sharded(
         training.parameters = options.mixed_precision().param_dtype.has_value()
             ? values_at_rest(net)
             : whole_values(net);
-        if (world.rank() == world.size() - 1) {
-          result = std::move(training);
-        }
+        return training;
       },
       std::chrono::seconds(30));
-  return result;
 }
 
 ::testing::AssertionResult all_close(
@@ -259,19 +255,19 @@ void expect_same_training_as(
     const MakeModel& make,
     const ParitySettings& settings) {
   for (const int world_size : settings.world_sizes) {
-    std::optional<Training> first;
+    std::map<int, Training> first;
     for (const auto strategy : settings.strategies) {
       SCOPED_TRACE(
           "strategy " + std::to_string(static_cast<int>(strategy)) +
           ", world size " + std::to_string(world_size));
-      Training actual;
+      std::map<int, Training> actual;
       ASSERT_NO_THROW(
           actual = train_sharded(make, settings, world_size, strategy));
-      expect_same(expected, actual, settings);
-      if (first.has_value()) {
-        expect_identical(*first, actual);
-      } else {
-        first = std::move(actual);
+      for (auto& [rank, training] : actual) {
+        SCOPED_TRACE("rank " + std::to_string(rank));
+        expect_same(expected, training, settings);
+        expect_identical(
+            first.try_emplace(rank, training).first->second, training);
       }
       if (::testing::Test::HasFailure()) {
         return;

@@ -1,11 +1,14 @@
 #pragma once
 
+#include "harness/ranks.h"
+
 #include <fsdp/fsdp.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,6 +37,11 @@ enum class Optimizer : uint8_t { kAdamW, kSgd };
 /// Divisible by every world size that is tested.
 inline constexpr int64_t kRows = 12;
 
+inline const std::vector<Strategy> kAllStrategies = {
+    Strategy::kFullShard,
+    Strategy::kShardGradOp,
+    Strategy::kNoShard};
+
 struct Training {
   std::vector<double> losses;                                 // mean over ranks
   std::vector<std::pair<std::string, at::Tensor>> parameters; // whole
@@ -46,11 +54,8 @@ struct ParitySettings {
   double learning_rate = 1e-2;
   double loss_tolerance = 1e-6;      // relative
   double parameter_tolerance = 1e-6; // of the tensor's largest value, + 1e-8
-  std::vector<int> world_sizes = {1, 2, 3, 4};
-  std::vector<Strategy> strategies = {
-      Strategy::kFullShard,
-      Strategy::kShardGradOp,
-      Strategy::kNoShard};
+  std::vector<int> world_sizes = tested_world_sizes();
+  std::vector<Strategy> strategies = kAllStrategies;
   std::vector<std::string> skip = {}; // parameters that are not compared
   Options options = {};
 };
@@ -60,7 +65,8 @@ struct ParitySettings {
 TestModel build(const MakeModel& make);
 
 Training train_unsharded(const MakeModel& make, const ParitySettings& settings);
-Training train_sharded(
+/// What the ranks see that run in this process, by rank.
+std::map<int, Training> train_sharded(
     const MakeModel& make,
     const ParitySettings& settings,
     int world_size,

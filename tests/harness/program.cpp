@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <optional>
+#include <map>
 
 namespace fsdp::testing {
 
@@ -35,14 +35,13 @@ Training run_unsharded(
   return std::move(run.records());
 }
 
-/// The records of all ranks.
-std::vector<Training> run_sharded(
+/// The records of the ranks that run in this process, by rank.
+std::map<int, Training> run_sharded(
     const MakeProgram& make,
     const ParitySettings& settings,
     int world_size,
     Strategy strategy) {
-  std::vector<Training> records(static_cast<size_t>(world_size));
-  run_as_threads(
+  return results_of_ranks(
       world_size,
       [&](const World& world) {
         const auto program = build_program(make);
@@ -51,10 +50,9 @@ std::vector<Training> run_sharded(
         ShardedTensors net(program.units, world, options);
         Trial run(program.units, batch_rows(world, settings.batch), &net);
         program.body(run);
-        records[static_cast<size_t>(world.rank())] = std::move(run.records());
+        return std::move(run.records());
       },
       std::chrono::seconds(30));
-  return records;
 }
 
 } // namespace
@@ -170,21 +168,19 @@ void expect_same_program(
   const auto expected = run_unsharded(make, settings);
   ASSERT_FALSE(expected.parameters.empty()) << "nothing is recorded";
   for (const int world_size : settings.world_sizes) {
-    std::optional<Training> first;
+    std::map<int, Training> first;
     for (const auto strategy : settings.strategies) {
       SCOPED_TRACE(
           "strategy " + std::to_string(static_cast<int>(strategy)) +
           ", world size " + std::to_string(world_size));
-      std::vector<Training> actual;
+      std::map<int, Training> actual;
       ASSERT_NO_THROW(
           actual = run_sharded(make, settings, world_size, strategy));
-      for (const auto& records : actual) {
+      for (const auto& [rank, records] : actual) {
+        SCOPED_TRACE("rank " + std::to_string(rank));
         expect_same(expected, records, settings);
-      }
-      if (first.has_value()) {
-        expect_identical(*first, actual.front());
-      } else {
-        first = std::move(actual.front());
+        expect_identical(
+            first.try_emplace(rank, records).first->second, records);
       }
       if (::testing::Test::HasFailure()) {
         return;
@@ -203,7 +199,7 @@ void in_worlds(
           std::to_string(static_cast<int>(strategy)) + ", world size " +
           std::to_string(world_size);
       SCOPED_TRACE(where);
-      ASSERT_NO_THROW(run_as_threads(
+      ASSERT_NO_THROW(run_ranks(
           world_size,
           [&](const World& world) {
             SCOPED_TRACE(where + ", rank " + std::to_string(world.rank()));

@@ -74,10 +74,6 @@ void expect_same_program(
     const MakeProgram& make,
     const ParitySettings& settings = {});
 
-inline const std::vector<Strategy> kAllStrategies = {
-    Strategy::kFullShard,
-    Strategy::kShardGradOp,
-    Strategy::kNoShard};
 inline const std::vector<Strategy> kSharded = {
     Strategy::kFullShard,
     Strategy::kShardGradOp};

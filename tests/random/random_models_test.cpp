@@ -4,6 +4,7 @@
 //   FSDP_RANDOM_REPLAY="SPEC"             the same
 //   FSDP_RANDOM_SEED=N                    other models
 
+#include "harness/job.h"
 #include "random/campaign.h"
 
 #include <gtest/gtest.h>
@@ -59,6 +60,5 @@ int main(int argc, char** argv) {
   if (const char* text = std::getenv("FSDP_RANDOM_REPLAY")) {
     return replay_text(text);
   }
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return fsdp::testing::run_all_tests(argc, argv);
 }

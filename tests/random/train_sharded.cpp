@@ -1,6 +1,7 @@
-// One training as the ranks of a world of threads, put together from what the
-// ranks hold.
+// One training by the ranks of a world, put together from what the ranks hold.
 
+#include "harness/ranks.h"
+#include "random/rank_result_bytes.h"
 #include "random/rank_training.h"
 #include "random/run.h"
 
@@ -119,14 +120,19 @@ Training put_together(const std::vector<RankResult>& ranks) {
 } // namespace
 
 Training train_sharded(const Spec& spec, Cut cut, const RunSettings& settings) {
-  std::vector<RankResult> ranks(static_cast<size_t>(spec.world));
-  run_as_threads(
+  std::vector<std::string> results(static_cast<size_t>(spec.world));
+  testing::run_ranks(
       spec.world,
       [&](const World& world) {
-        ranks[static_cast<size_t>(world.rank())] =
-            train_rank(settings.wrap ? settings.wrap(world) : world, spec, cut);
+        results[static_cast<size_t>(world.rank())] = to_bytes(train_rank(
+            settings.wrap ? settings.wrap(world) : world, spec, cut));
       },
       settings.timeout);
+  testing::share_results(results);
+  std::vector<RankResult> ranks;
+  for (const auto& bytes : results) {
+    ranks.push_back(from_bytes(bytes));
+  }
   return put_together(ranks);
 }
 

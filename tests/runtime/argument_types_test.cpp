@@ -54,7 +54,7 @@ void expect_same_results(const Operators& operators) {
       EXPECT_TRUE(at::equal(values[0].second, plain->w));
       EXPECT_TRUE(at::equal(values[1].second, plain->other));
     };
-    ASSERT_NO_THROW(run_as_threads(world_size, rank_main, kWaitLimit));
+    ASSERT_NO_THROW(run_ranks(world_size, rank_main, kWaitLimit));
   }
 }
 

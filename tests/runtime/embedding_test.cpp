@@ -84,7 +84,7 @@ TEST(EmbeddingParity, SparseGradientsTrainAsDenseOnes) {
 }
 
 TEST(EmbeddingParity, SparseGradientsBecomeDense) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto model = build(embedding_and_linear(

@@ -127,7 +127,7 @@ TEST(Frozen, ThawedLaterHasAnIntervalOfItsOwn) {
 }
 
 TEST(Frozen, ChangeWhileGradientsWaitForAReductionIsRefused) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto chain = build_chain();
@@ -209,7 +209,7 @@ TEST(Frozen, AdaptersOverAFrozenBase) {
 }
 
 TEST(Frozen, FlagOfAFrozenBaseDoesNotCostAReduction) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto chain = build_chain();

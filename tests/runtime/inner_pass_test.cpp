@@ -61,7 +61,7 @@ void expect_clean_after_a_caught_failure(const World& world) {
 
 TEST(InnerPass, ThatFailsAndIsCaughtLeavesNoGradients) {
   for (const int world_size : {1, 2, 3}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         expect_clean_after_a_caught_failure,
         std::chrono::seconds(20));
@@ -69,7 +69,7 @@ TEST(InnerPass, ThatFailsAndIsCaughtLeavesNoGradients) {
 }
 
 TEST(InnerPass, ThatIsCaughtAndNotRepeatedLeavesNothingForTheNextStep) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto model = build_model();

@@ -11,7 +11,7 @@ void each_split_world(const std::function<void(const World&, Strategy)>& test) {
   for (const int world_size : {1, 2, 4}) {
     for (const auto strategy : {Strategy::kFullShard, Strategy::kShardGradOp}) {
       SCOPED_TRACE("world size " + std::to_string(world_size));
-      ASSERT_NO_THROW(run_as_threads(
+      ASSERT_NO_THROW(run_ranks(
           world_size,
           [&](const World& world) { test(world, strategy); },
           kWaitLimit));

@@ -47,7 +47,7 @@ void with_accounts(
     int world_size,
     const std::function<void(const World&, MemoryAccount&)>& body) {
   std::deque<MemoryAccount> accounts(world_size);
-  run_as_threads(
+  run_ranks(
       world_size,
       [&](const World& world) {
         auto& account = accounts[world.rank()];

@@ -65,7 +65,7 @@ void each_world(const std::function<void(const World&, const Options&)>& test) {
           ", world size " + std::to_string(world_size));
       const auto options =
           Options().strategy(strategy).units(each<nn::Linear>());
-      ASSERT_NO_THROW(run_as_threads(
+      ASSERT_NO_THROW(run_ranks(
           world_size,
           [&](const World& world) { test(world, options); },
           kWaitLimit));
@@ -171,7 +171,7 @@ TEST(ModuleFiles, FileOfShardsIsLoadedIntoTheSameRank) {
 }
 
 TEST(ModuleFiles, FileOfShardsInAPlainModuleHasTheShapesOfShards) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto module = build_layers(1);
@@ -208,7 +208,7 @@ TEST(ModuleFiles, CloneInARegionIsAPlainModule) {
 }
 
 TEST(ModuleFiles, CloneOutsideHasTheShapesOfShards) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto module = build_layers(1);

@@ -30,7 +30,7 @@ TEST(NetInvolvement, UnrelatedBackwardOpensNoRegionAndWaitsForNobody) {
 }
 
 TEST(NetInvolvement, BackwardOpensOnlyTheNetThatItReaches) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         Pair pair(&world);
@@ -56,7 +56,7 @@ TEST(NetInvolvement, BackwardOpensOnlyTheNetThatItReaches) {
 TEST(NetInvolvement, RanksMayMeetThemInDifferentOrder) {
   // Even ranks find the first net first in their graphs, odd ranks the second.
   for (const int world_size : {2, 3}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [](const World& world) {
           Pair pair(&world);
@@ -88,7 +88,7 @@ TEST(NetInvolvement, RanksMayMeetThemInDifferentOrder) {
 }
 
 TEST(NetInvolvement, FailureInNestedRegionsEndsBothOnAllRanks) {
-  run_as_threads(
+  run_ranks(
       3,
       [](const World& world) {
         Pair pair(&world);
@@ -130,7 +130,7 @@ TEST(NetInvolvement, FailureInNestedRegionsEndsBothOnAllRanks) {
 TEST(NetInvolvement, RanksMayUseDifferentNets) {
   // Rank 0 trains the first with one group of ranks, rank 1 the second with
   // another: nobody waits for a net that it has no part in.
-  run_as_threads(
+  run_ranks(
       4,
       [](const World& world) {
         const auto half = world.split(world.rank() % 2, world.rank());

@@ -25,7 +25,7 @@ void drop_gradients(Chain& chain) {
 
 TEST(Optimizers, StateFromBeforeShardingIsRefused) {
   for (const int world_size : {1, 2, 3, 4}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [](const World& world) {
           const auto chain = build_chain();
@@ -71,7 +71,7 @@ TEST(Optimizers, StateFromBeforeServesReplicatedParameters) {
   };
   const auto expected = train(nullptr);
   for (const int world_size : {1, 2, 3}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [&](const World& world) {
           EXPECT_TRUE(all_close(train(&world), expected, 1e-6, 1e-8));
@@ -107,7 +107,7 @@ TEST(Optimizers, MadeBeforeShardingAndFirstUsedAfterwards) {
   for (const int world_size : {1, 2, 3, 4}) {
     for (const auto strategy :
          {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
-      run_as_threads(
+      run_ranks(
           world_size,
           [&](const World& world) {
             EXPECT_TRUE(
@@ -120,7 +120,7 @@ TEST(Optimizers, MadeBeforeShardingAndFirstUsedAfterwards) {
 
 TEST(Optimizers, FirstStepOfAdamInsideARegionIsRefused) {
   for (const int world_size : {1, 2, 3}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [](const World& world) {
           const auto chain = build_chain();
@@ -191,7 +191,7 @@ TEST(Optimizers, LbfgsWorksOnOneRank) {
 
 TEST(Optimizers, LbfgsWorksOnReplicatedParameters) {
   for (const int world_size : {2, 4}) { // the mean of equal numbers is exact
-    run_as_threads(
+    run_ranks(
         world_size,
         [](const World& world) {
           expect_lbfgs_works(world, Strategy::kNoShard);
@@ -229,7 +229,7 @@ struct Warnings : c10::WarningHandler {
 
 TEST(Optimizers, ClippingByTheFunctionOfLibtorchWarns) {
   c10::WarningUtils::WarnAlways always;
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto chain = build_chain();
@@ -256,7 +256,7 @@ TEST(Optimizers, GraphKeptOverAStepIsRefused) {
   settings.strategies.push_back(Strategy::kNoShard);
   for (const int world_size : {1, 2, 3, 4}) {
     for (const auto strategy : settings.strategies) {
-      run_as_threads(
+      run_ranks(
           world_size,
           [&](const World& world) {
             const auto chain = build_chain();

@@ -97,7 +97,7 @@ TEST(ProgramHooks, SetInARegionThatRunsBackwardToo) {
 
 TEST(ProgramHooks, SeeTheShapesOfShardsOutsideOfTheRegion) {
   for (const int world_size : {1, 2, 4}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [](const World& world) {
           const auto chain = build_chain();
@@ -140,7 +140,7 @@ TEST(ProgramHooks, RunForGradientsOfThisPassOnly) {
   const std::vector<int> expected = count(nullptr);
   EXPECT_EQ(expected, (std::vector<int>{1, 3, 1, 1}));
   for (const int world_size : {1, 2, 4}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [&](const World& world) { EXPECT_EQ(count(&world), expected); },
         kWaitLimit);
@@ -148,7 +148,7 @@ TEST(ProgramHooks, RunForGradientsOfThisPassOnly) {
 }
 
 TEST(ProgramHooks, RunWhenLocalGradientsAreReduced) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto chain = build_chain();

@@ -47,7 +47,7 @@ TEST(Outside, ForwardOfReplicatedParametersWorks) {
 }
 
 TEST(Outside, ShardThatWouldBroadcastIsRefused) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto scale = torch::ones({65}).requires_grad_();
@@ -70,7 +70,7 @@ TEST(Outside, ShardThatWouldBroadcastIsRefused) {
 }
 
 TEST(Outside, ShardOfAFrozenParameterThatWouldBroadcastIsRefused) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto scale = torch::ones({65});

@@ -88,7 +88,7 @@ TEST(TorchScriptFuser, FusedKernelsOverWeightsAreAClearError) {
   }
   ASSERT_TRUE(last_graph_was_fused());
   for (const int world_size : {1, 2}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [&](const World& world) {
           const auto model = build_pointwise();
@@ -114,7 +114,7 @@ TEST(TorchScriptFuser, SwitchedOffComputesRight) {
   const ForcedFuser forced(false);
   const auto expected = build_pointwise()->run();
   for (const int world_size : {1, 2, 3}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [&](const World& world) {
           const auto model = build_pointwise();
@@ -140,7 +140,7 @@ TEST(TorchScriptFuser, SwitchedOffTrains) {
 TEST(TorchScriptFuser, PlansFromBeforeItWasSwitchedOffAreAClearError) {
   for (const int world_size : {1, 2}) {
     const ForcedFuser forced(true);
-    run_as_threads(
+    run_ranks(
         world_size,
         [&](const World& world) {
           const auto model = build_pointwise();

@@ -104,7 +104,7 @@ TEST(TorchScript, FrozenInARegionRunsInRegionsOnly) {
     return evaluate(model->module, model->words);
   }();
   for (const int world_size : {1, 2, 3}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [&](const World& world) {
           const auto model = build_scripted();
@@ -132,7 +132,7 @@ TEST(TorchScript, FrozenInARegionRunsInRegionsOnly) {
 
 TEST(TorchScript, TraceOfWeightsAsConstantsRunsInRegions) {
   for (const int world_size : {1, 2, 3}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [](const World& world) {
           const auto chain = build_chain();
@@ -178,7 +178,7 @@ TEST(TorchScript, TraceOfWeightsAsConstantsRunsInRegions) {
 }
 
 TEST(TorchScript, FileThatIsWrittenInARegionIsAnError) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto model = build_scripted();

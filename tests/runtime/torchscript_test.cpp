@@ -130,7 +130,7 @@ void expect_same_evaluation() {
   for (const int world_size : {1, 2, 3, 4}) {
     for (const auto strategy :
          {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
-      run_as_threads(
+      run_ranks(
           world_size,
           [&](const World& world) {
             const auto model = build_scripted(read_again);
@@ -211,7 +211,7 @@ TEST(TorchScript, FunctionThatTakesWeightsAsArguments) {
 }
 
 TEST(TorchScript, ForwardOutsideOfARegionIsRefused) {
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         const auto model = build_scripted();

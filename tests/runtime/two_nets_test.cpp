@@ -36,7 +36,7 @@ void expect_same_outcome(const Train& train) {
               << i;
         }
       };
-      ASSERT_NO_THROW(run_as_threads(world_size, rank_main, kWaitLimit));
+      ASSERT_NO_THROW(run_ranks(world_size, rank_main, kWaitLimit));
     }
   }
 }

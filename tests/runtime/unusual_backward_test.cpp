@@ -48,7 +48,7 @@ void expect_same_gradients(const Run& run) {
       SCOPED_TRACE(
           "strategy " + std::to_string(static_cast<int>(strategy)) +
           ", world size " + std::to_string(world_size));
-      ASSERT_NO_THROW(run_as_threads(
+      ASSERT_NO_THROW(run_ranks(
           world_size,
           [&](const World& world) { rank_main(world, strategy); },
           kWaitLimit));

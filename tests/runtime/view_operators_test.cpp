@@ -172,7 +172,7 @@ void expect_views_in_all_worlds(
     Reads reads = Reads::kNothing) {
   for (const int world_size : {1, 2, 3, 4}) {
     SCOPED_TRACE("world size " + std::to_string(world_size));
-    ASSERT_NO_THROW(run_as_threads(
+    ASSERT_NO_THROW(run_ranks(
         world_size,
         [&](const World& world) { expect_views(take, reads, world); },
         kWaitLimit));

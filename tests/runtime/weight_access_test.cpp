@@ -53,7 +53,7 @@ void in_regions(
         net.call([&] { body(*matrices); });
       };
       ASSERT_NO_THROW(
-          run_as_threads(world_size, rank_main, std::chrono::seconds(20)));
+          run_ranks(world_size, rank_main, std::chrono::seconds(20)));
     }
   }
 }
@@ -173,7 +173,7 @@ TEST(WeightAccess, PropertiesInsideAndOutsideOfRegions) {
 }
 
 TEST(WeightAccess, FactoriesLikeAShardHaveItsSize) { // state of an optimizer
-  run_as_threads(
+  run_ranks(
       2,
       [](const World& world) {
         Tensor a;
@@ -195,7 +195,7 @@ TEST(WeightAccess, FactoriesLikeAShardHaveItsSize) { // state of an optimizer
 }
 
 TEST(WeightAccess, CloneOfAModuleInARegionIsAWholePlainModule) {
-  run_as_threads(
+  run_ranks(
       3,
       [](const World& world) {
         nn::Linear linear(nullptr);

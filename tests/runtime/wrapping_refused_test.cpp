@@ -18,7 +18,7 @@ void expect_refused(
     const std::function<NamedUnits()>& make,
     const std::vector<std::string>& parts) {
   for (const int world_size : {1, 2, 4}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [&](const World& world) {
           const auto units = build([&] {
@@ -100,7 +100,7 @@ TEST(Wrapping, ParameterThatIsAViewIsRefusedByName) {
 
 TEST(Wrapping, ParameterOnOneOfTwoNetsIsRefused) {
   for (const int world_size : {1, 2, 3}) {
-    run_as_threads(
+    run_ranks(
         world_size,
         [](const World& world) {
           const auto chain = build_chain();

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <fsdp/unit_options.h>
+
+#include <array>
+#include <string>
+#include <utility>
+
+namespace fsdp::detail {
+
+/// The names of LIBFSDP_STRATEGY and of messages.
+inline constexpr std::array<std::pair<Strategy, const char*>, 3>
+    kStrategyNames = {{
+        {Strategy::kFullShard, "full_shard"},
+        {Strategy::kShardGradOp, "shard_grad_op"},
+        {Strategy::kNoShard, "no_shard"},
+    }};
+
+inline std::string strategy_name(Strategy strategy) {
+  std::string found;
+  for (const auto& [each, name] : kStrategyNames) {
+    found = each == strategy ? name : found;
+  }
+  return found;
+}
+
+} // namespace fsdp::detail

@@ -1,0 +1,200 @@
+#include "comm/c10d_group.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <thread>
+
+namespace fsdp::detail {
+namespace {
+
+bool is_over(const C10dOperation& operation) {
+  return operation.state() != C10dOperation::State::kUnfinished &&
+      !operation.is_running();
+}
+
+} // namespace
+
+C10dGroup::C10dGroup(int rank, int size, std::chrono::milliseconds timeout)
+    : rank_(rank),
+      size_(size),
+      timeout_(timeout),
+      is_made_(size == 1),
+      arrived_(static_cast<size_t>(size), size == 1) {
+}
+
+void C10dGroup::make(const Making& making) {
+  try {
+    await_arrivals(making);
+    if (!making.is_over()) {
+      attach(making.factory(
+          c10::make_intrusive<c10d::PrefixStore>("connect", making.store),
+          rank_,
+          size_));
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    fail_all(c10d_text_of(std::current_exception()));
+  }
+  if (making.previous != nullptr) {
+    making.previous->close();
+  }
+}
+
+void C10dGroup::await_arrivals(const Making& making) {
+  constexpr std::chrono::milliseconds kLongestPause(10);
+  std::chrono::milliseconds pause(1);
+  making.store->set("here/" + std::to_string(rank_), std::vector<uint8_t>{1});
+  while (!all_have_come(*making.store) && !making.is_over()) {
+    if (making.previous != nullptr) {
+      making.previous->pump(); // peers may still need its calls
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+bool C10dGroup::all_have_come(c10d::Store& store) {
+  for (size_t r = 0; r < arrived_.size(); ++r) {
+    // Only this thread writes arrived_.
+    if (!arrived_[r] && store.check({"here/" + std::to_string(r)})) {
+      const std::lock_guard lock(mutex_);
+      arrived_[r] = true;
+    }
+  }
+  return std::find(arrived_.begin(), arrived_.end(), false) == arrived_.end();
+}
+
+void C10dGroup::adopt(C10dBackendPtr backend) {
+  arrived_.assign(arrived_.size(), true);
+  attach(std::move(backend));
+}
+
+void C10dGroup::attach(C10dBackendPtr backend) {
+  const std::lock_guard lock(mutex_);
+  if (broken_.empty()) {
+    transport_ = std::make_unique<C10dTransport>(
+        std::move(backend), rank_, size_, timeout_);
+    is_made_ = true;
+    pump_locked();
+  }
+}
+
+void C10dGroup::add(const std::shared_ptr<C10dOperation>& operation) {
+  const std::lock_guard lock(mutex_);
+  if (operation->state() != C10dOperation::State::kUnfinished) {
+    return; // of one rank alone
+  }
+  if (!broken_.empty()) {
+    operation->cancel(broken_);
+    return;
+  }
+  waiting_.push_back(operation);
+  pump_locked();
+}
+
+C10dOperation::State C10dGroup::poll(C10dOperation& operation) {
+  const std::lock_guard lock(mutex_);
+  pump_locked();
+  operation.update();
+  return operation.is_running() ? C10dOperation::State::kUnfinished
+                                : operation.state();
+}
+
+void C10dGroup::pump() {
+  const std::lock_guard lock(mutex_);
+  pump_locked();
+}
+
+void C10dGroup::pump_locked() {
+  while (transport_ != nullptr && !waiting_.empty() &&
+         waiting_.front()->advance(*transport_)) {
+    started_.splice(started_.end(), waiting_, waiting_.begin());
+  }
+  std::erase_if(started_, [](const auto& operation) {
+    operation->update();
+    return is_over(*operation);
+  });
+}
+
+bool C10dGroup::is_made() const {
+  const std::lock_guard lock(mutex_);
+  return is_made_;
+}
+
+bool C10dGroup::can_break() {
+  const std::lock_guard lock(mutex_);
+  return transport_ != nullptr && transport_->tagged() != nullptr;
+}
+
+std::vector<int> C10dGroup::not_arrived() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> ranks;
+  for (size_t r = 0; r < arrived_.size(); ++r) {
+    if (!arrived_[r]) {
+      ranks.push_back(static_cast<int>(r));
+    }
+  }
+  return ranks;
+}
+
+std::vector<std::pair<uint64_t, Call>> C10dGroup::open_calls(
+    size_t limit) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<uint64_t, Call>> calls;
+  for (const auto* list : {&started_, &waiting_}) {
+    for (const auto& operation : *list) {
+      if (calls.size() < limit) {
+        calls.emplace_back(operation->number(), operation->call());
+      }
+    }
+  }
+  return calls;
+}
+
+bool C10dGroup::has_open_call_below(uint64_t limit) const {
+  const auto first = open_calls(1);
+  return !first.empty() && first[0].first < limit;
+}
+
+std::vector<int> C10dGroup::lost_ranks() {
+  const std::lock_guard lock(mutex_);
+  return transport_ != nullptr && transport_->tagged() != nullptr
+      ? transport_->tagged()->lost_ranks()
+      : std::vector<int>();
+}
+
+void C10dGroup::break_off(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  fail_all(reason);
+}
+
+void C10dGroup::fail_all(const std::string& reason) {
+  if (!broken_.empty()) {
+    return;
+  }
+  broken_ = reason;
+  if (transport_ != nullptr) {
+    break_backend(transport_->backend());
+  }
+  for (const auto& operation : waiting_) {
+    operation->cancel(reason);
+  }
+  started_.splice(started_.end(), waiting_);
+}
+
+void C10dGroup::close() {
+  std::unique_ptr<C10dTransport> transport;
+  {
+    const std::lock_guard lock(mutex_);
+    pump_locked();
+    if (!started_.empty() || !waiting_.empty()) {
+      fail_all("the group was given up, as all ranks have left it");
+    }
+    broken_ = broken_.empty() ? "the group is closed" : broken_;
+    transport = std::move(transport_);
+  }
+  // Without the lock: its destructor waits for its threads.
+}
+
+} // namespace fsdp::detail

@@ -1,0 +1,114 @@
+#pragma once
+
+#include "comm/c10d_group.h"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fsdp::detail {
+
+struct C10dWorldOptions {
+  C10dBackendFactory factory;  // empty: `backend` is all there is
+  C10dBackendPtr backend = {}; // of the program
+  C10dStorePtr store = {};     // of all ranks; null only without a factory
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  bool compare_calls = false; // each call by a small gather before it runs
+};
+
+/// What the communicators of one rank that come from one another by split()
+/// share. [Note: What ends a c10d world]
+///
+/// A failure of a step is told through the store, and survived (see
+/// C10dChannel). Everything else ends the world, in all communicators and on
+/// all ranks: a wait that is too long, an error of the back end or of the
+/// store, a rank that has died. Whoever notices first writes the reason into
+/// the store.
+///
+/// Death is noticed by a group of its own, the watch, in which every rank has a
+/// call that no other rank ever answers: it ends when a connection closes,
+/// which the operating system does for a process that is no more. A rank that
+/// ends in good order says so in the store before it closes. Only back ends of
+/// our own can have a call without an answer; with others death shows as an
+/// error of the call that needs the dead rank.
+class C10dWorld {
+ public:
+  explicit C10dWorld(C10dWorldOptions options);
+
+  /// Says goodbye, and ends what runs in the background. Never waits for a
+  /// peer.
+  ~C10dWorld();
+
+  C10dWorld(const C10dWorld&) = delete;
+  C10dWorld& operator=(const C10dWorld&) = delete;
+
+  const C10dWorldOptions& options() const { return options_; }
+
+  /// Whether groups can be made: for a split, and for the step after a failure.
+  bool has_factory() const { return static_cast<bool>(options_.factory); }
+
+  /// Whether what is in flight can be ended, so that works may use the memory
+  /// of callers, which may go away after a failure.
+  bool can_borrow() const;
+  void set_can_borrow(bool can_borrow);
+
+  /// A part of the store.
+  C10dStorePtr store_at(const std::string& prefix) const;
+
+  /// The same over a connection of its own, for threads that may block it.
+  C10dStorePtr own_store_at(const std::string& prefix) const;
+
+  /// Starts the watch, if it can be had.
+  void start_watch();
+
+  std::string aborted() const;
+
+  /// Ends the world with this reason, unless it has ended.
+  void abort(const std::string& reason);
+
+  /// Ends the world if another rank says so, or has died; `waiting_for` are
+  /// ranks that are still to come, and `what` says who looks. Never waits.
+  void look(const std::vector<int>& waiting_for, const std::string& what);
+
+  /// Makes `group` in the background.
+  void make(
+      const std::shared_ptr<C10dGroup>& group,
+      const std::string& prefix,
+      std::shared_ptr<C10dGroup> previous);
+
+  /// Closes `group` when its calls are complete, or the world ends.
+  void retire(std::shared_ptr<C10dGroup> group);
+
+ private:
+  struct Task {
+    std::thread thread;
+    std::shared_ptr<std::atomic<bool>> is_done;
+  };
+
+  void in_background(std::function<void()> task);
+  bool is_over() const;
+  void look_at_watch(
+      const std::vector<int>& waiting_for,
+      const std::string& what);
+  bool has_said_goodbye(int rank);
+
+  const C10dWorldOptions options_;
+  const C10dStorePtr store_;
+  const std::shared_ptr<C10dGroup> watch_;
+  std::shared_ptr<C10dOperation> watch_call_; // null: there is no watch
+  mutable std::mutex mutex_;                  // guards what follows
+  std::string aborted_;
+  bool can_borrow_ = false;
+  bool is_ending_ = false;
+  std::list<Task> tasks_;
+};
+
+} // namespace fsdp::detail

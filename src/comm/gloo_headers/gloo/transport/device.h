@@ -1,0 +1,9 @@
+#pragma once
+
+// Declarations only; see gloo/context.h.
+
+namespace gloo::transport {
+
+class Device;
+
+} // namespace gloo::transport

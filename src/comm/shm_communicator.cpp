@@ -1,0 +1,533 @@
+#include "comm/shm_communicator.h"
+
+#include "comm/reduce.h"
+#include "comm/shm_group.h"
+#include "comm/shm_slices.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+namespace fsdp::detail {
+namespace {
+
+/// Larger buffers are reduced part by part, each by one rank.
+constexpr size_t kLargestFlatReduction = size_t{32} << 10;
+
+/// A call, or two of which the second takes up the result of the first.
+class ShmWork : public Work {
+ public:
+  ShmWork(
+      std::shared_ptr<ShmGroup> group,
+      ShmGroup::Operation operation,
+      std::function<void()> detach)
+      : group_(std::move(group)),
+        operation_(std::move(operation)),
+        detach_(std::move(detach)) {}
+
+  ~ShmWork() override { group_->abandon(operation_, detach_); }
+
+  ShmWork(const ShmWork&) = delete;
+  ShmWork& operator=(const ShmWork&) = delete;
+
+  bool ready() override { return group_->ready(operation_); }
+
+  void wait() override { group_->wait(operation_); }
+
+ private:
+  std::shared_ptr<ShmGroup> group_;
+  ShmGroup::Operation operation_;
+  std::function<void()> detach_;
+};
+
+/// A copy of what is to be contributed, for when its owner goes away.
+std::function<ShmContribution()> copy_of(const ShmContribution& contribution) {
+  const auto copy = std::make_shared<std::vector<std::byte>>(
+      contribution.bytes.begin(), contribution.bytes.end());
+  return [copy, contribution] {
+    auto result = contribution;
+    result.bytes = *copy;
+    return result;
+  };
+}
+
+/// A rank's group, and the groups that it got by splitting that.
+///
+/// [Note: Failures reach children] A failure ends the epoch of the failed rank
+/// in its group and in all groups below, each at its own epoch and number of
+/// calls. Places outlive the communicators they belong to: an exception that
+/// leaves a rank's main function destroys nets, and with them children, before
+/// it is caught and signalled. And peers may still read what a rank that is
+/// gone has contributed.
+class ShmPlace {
+ public:
+  explicit ShmPlace(std::shared_ptr<ShmGroup> group)
+      : group_(std::move(group)) {}
+
+  const std::shared_ptr<ShmGroup>& group() const { return group_; }
+
+  void add_child(std::shared_ptr<ShmPlace> child) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(children_, [](const auto& each) { return each->is_over(); });
+    children_.push_back(std::move(child));
+  }
+
+  void end_epoch(const std::string& failure) {
+    group_->end_epoch(failure);
+    const std::lock_guard lock(mutex_);
+    for (const auto& child : children_) {
+      child->end_epoch(failure);
+    }
+  }
+
+ private:
+  bool is_over() {
+    const std::lock_guard lock(mutex_);
+    return group_->is_over() &&
+        std::all_of(children_.begin(), children_.end(), [](const auto& each) {
+             return each->is_over();
+           });
+  }
+
+  const std::shared_ptr<ShmGroup> group_;
+  std::mutex mutex_; // children may be used by another thread
+  std::vector<std::shared_ptr<ShmPlace>> children_;
+};
+
+class ShmCommunicator : public Communicator {
+ public:
+  explicit ShmCommunicator(std::shared_ptr<ShmPlace> place)
+      : place_(std::move(place)),
+        group_(*place_->group()) {}
+
+  ~ShmCommunicator() override {
+    group_.leave(
+        std::uncaught_exceptions() > 0 ? ShmGone::kGoneByException
+                                       : ShmGone::kGone);
+  }
+
+  ShmCommunicator(const ShmCommunicator&) = delete;
+  ShmCommunicator& operator=(const ShmCommunicator&) = delete;
+
+  int rank() const override { return group_.rank(); }
+
+  int size() const override { return group_.size(); }
+
+  std::chrono::milliseconds timeout() const override {
+    return group_.host()->timeout();
+  }
+
+  std::unique_ptr<Work> all_gather(
+      std::span<std::byte> buffer,
+      std::string what) override;
+
+  std::unique_ptr<Work> reduce_scatter(
+      std::span<const std::byte> input,
+      std::span<std::byte> output,
+      DType dtype,
+      std::span<const int64_t> cuts,
+      std::string what) override;
+
+  std::unique_ptr<Work> all_reduce(
+      std::span<std::byte> buffer,
+      DType dtype,
+      ReduceOp op,
+      std::string what) override;
+
+  std::unique_ptr<Work>
+  broadcast(std::span<std::byte> buffer, int root, std::string what) override;
+
+  void barrier(std::string what) override;
+
+  std::vector<std::string> exchange(std::string_view mine, std::string what)
+      override;
+
+  uint64_t epoch() const override { return group_.epoch(); }
+
+  void signal_failure(std::string_view message) override {
+    place_->end_epoch(
+        rank_text(rank(), size()) + " failed: " + std::string(message));
+  }
+
+  std::shared_ptr<Communicator> split(int color, int key) override;
+
+  std::string aborted() const override { return group_.host()->aborted(); }
+
+  void reserve(int64_t bytes) override;
+
+  std::shared_ptr<SharedSlices> share_slices(
+      std::span<const int64_t> slice_bytes) override;
+
+ private:
+  size_t own() const { return static_cast<size_t>(rank()); }
+  size_t ranks() const { return static_cast<size_t>(size()); }
+
+  std::unique_ptr<Work> start(ShmOperation operation);
+  std::unique_ptr<Work> reduce_flat(std::span<std::byte> buffer, Call call);
+  std::unique_ptr<Work> reduce_by_parts(
+      std::span<std::byte> buffer,
+      Call call);
+  std::vector<std::string> exchange_bytes(std::string_view mine, Call call);
+  void fail_together(const std::string& error, const std::string& what);
+  /// Address space for this rank and others, which their `leader` takes.
+  size_t allocate_together(int leader, size_t bytes, const std::string& what);
+
+  std::shared_ptr<ShmPlace> place_;
+  ShmGroup& group_;
+};
+
+std::unique_ptr<Work> ShmCommunicator::start(ShmOperation operation) {
+  auto made = group_.issue(std::move(operation));
+  return std::make_unique<ShmWork>(place_->group(), made, [made] {
+    made->deliver = nullptr;
+    if (!made->contributed) {
+      made->contribution = copy_of(made->contribution());
+    }
+  });
+}
+
+std::unique_ptr<Work> ShmCommunicator::all_gather(
+    std::span<std::byte> buffer,
+    std::string what) {
+  const size_t slice = buffer.size() / ranks();
+  const auto stores = stores_for(buffer.size() * 2 * ranks());
+  ShmOperation operation{
+      .call = all_gather_call(std::ssize(buffer), size(), std::move(what)),
+      .contribution =
+          [mine = buffer.subspan(own() * slice, slice), stores] {
+            return ShmContribution{.bytes = mine, .stores = stores};
+          },
+      .deliver =
+          [buffer, slice, me = own(), stores](const ShmPayloads& payloads) {
+            for (size_t r = 0; r < payloads.size(); ++r) {
+              if (r != me) {
+                copy_bytes(
+                    buffer.data() + r * slice,
+                    payloads[r].data(),
+                    slice,
+                    stores);
+              }
+            }
+          }};
+  return start(std::move(operation));
+}
+
+/// Reduces elements [first, last) of all contributions, of which others left
+/// out those that only they need.
+void reduce_part(
+    const Call& call,
+    const std::vector<int64_t>& cuts,
+    size_t me,
+    const ShmPayloads& payloads,
+    std::byte* output) {
+  const int64_t element = size_of(*call.dtype);
+  std::vector<const std::byte*> inputs;
+  for (size_t r = 0; r < payloads.size(); ++r) {
+    const int64_t left_out = r < me ? cuts[r + 1] - cuts[r] : 0;
+    inputs.push_back(payloads[r].data() + (cuts[me] - left_out) * element);
+  }
+  reduce(*call.op, *call.dtype, inputs, output, cuts[me + 1] - cuts[me]);
+}
+
+ShmContribution without_own_part(
+    std::span<const std::byte> input,
+    const std::vector<int64_t>& cuts,
+    size_t me,
+    DType dtype) {
+  const int64_t element = size_of(dtype);
+  return {
+      .bytes = input,
+      .skip_begin = static_cast<size_t>(cuts[me] * element),
+      .skip_end = static_cast<size_t>(cuts[me + 1] * element),
+      .stores = stores_for(input.size() * (3 * (cuts.size() - 1) - 2))};
+}
+
+std::unique_ptr<Work> ShmCommunicator::reduce_scatter(
+    std::span<const std::byte> input,
+    std::span<std::byte> output,
+    DType dtype,
+    std::span<const int64_t> cuts,
+    std::string what) {
+  Call call = reduce_scatter_call(
+      std::ssize(input), dtype, cuts, size(), std::move(what));
+  check_output(call, rank(), std::ssize(output));
+  ShmOperation operation{
+      .call = call,
+      .contribution =
+          [input, call, me = own()] {
+            return without_own_part(input, call.cuts, me, *call.dtype);
+          },
+      .deliver =
+          [output, call, me = own()](const ShmPayloads& payloads) {
+            reduce_part(call, call.cuts, me, payloads, output.data());
+          }};
+  return start(std::move(operation));
+}
+
+std::unique_ptr<Work> ShmCommunicator::all_reduce(
+    std::span<std::byte> buffer,
+    DType dtype,
+    ReduceOp op,
+    std::string what) {
+  Call call = all_reduce_call(std::ssize(buffer), dtype, op, std::move(what));
+  return size() == 1 || buffer.size() <= kLargestFlatReduction
+      ? reduce_flat(buffer, std::move(call))
+      : reduce_by_parts(buffer, std::move(call));
+}
+
+std::unique_ptr<Work> ShmCommunicator::reduce_flat(
+    std::span<std::byte> buffer,
+    Call call) {
+  ShmOperation operation{
+      .call = call,
+      .contribution = [buffer] { return ShmContribution{.bytes = buffer}; },
+      .deliver =
+          [buffer, call](const ShmPayloads& payloads) {
+            std::vector<const std::byte*> inputs;
+            for (const auto& payload : payloads) {
+              inputs.push_back(payload.data());
+            }
+            reduce(
+                *call.op,
+                *call.dtype,
+                inputs,
+                buffer.data(),
+                std::ssize(buffer) / size_of(*call.dtype));
+          }};
+  return start(std::move(operation));
+}
+
+std::unique_ptr<Work> ShmCommunicator::reduce_by_parts(
+    std::span<std::byte> buffer,
+    Call call) {
+  struct Target {
+    std::span<std::byte> buffer;
+    std::vector<std::byte> own; // where the program's is gone
+  };
+  const auto target = std::make_shared<Target>(Target{buffer, {}});
+  const int64_t element = size_of(*call.dtype);
+  const int64_t numel = std::ssize(buffer) / element;
+  std::vector<int64_t> cuts;
+  for (int64_t r = 0; r <= size(); ++r) {
+    cuts.push_back(numel * r / size());
+  }
+  const auto part = [target, cuts, element](size_t r) {
+    return target->buffer.subspan(
+        static_cast<size_t>(cuts[r] * element),
+        static_cast<size_t>((cuts[r + 1] - cuts[r]) * element));
+  };
+  const size_t me = own();
+  const auto reduction = group_.issue(
+      {.call = call,
+       .contribution =
+           [target, call, cuts, me] {
+             return without_own_part(target->buffer, cuts, me, *call.dtype);
+           },
+       .deliver =
+           [part, call, cuts, me](const ShmPayloads& payloads) {
+             reduce_part(call, cuts, me, payloads, part(me).data());
+           }});
+  const auto gather = group_.issue(
+      {.call = call,
+       .contribution =
+           [part, me, stores = stores_for(buffer.size() * 2 * ranks())] {
+             return ShmContribution{.bytes = part(me), .stores = stores};
+           },
+       .deliver =
+           [part, me](const ShmPayloads& payloads) {
+             for (size_t r = 0; r < payloads.size(); ++r) {
+               if (r != me) {
+                 copy_bytes(
+                     part(r).data(), payloads[r].data(), payloads[r].size());
+               }
+             }
+           },
+       .follows = true});
+  return std::make_unique<ShmWork>(place_->group(), gather, [target, gather] {
+    gather->deliver = nullptr;
+    if (!gather->contributed) {
+      target->own.assign(target->buffer.begin(), target->buffer.end());
+      target->buffer = target->own;
+    }
+  });
+}
+
+std::unique_ptr<Work> ShmCommunicator::broadcast(
+    std::span<std::byte> buffer,
+    int root,
+    std::string what) {
+  const bool is_root = root == rank();
+  ShmOperation operation{
+      .call =
+          broadcast_call(std::ssize(buffer), root, size(), std::move(what)),
+      .contribution =
+          [buffer, is_root] {
+            return ShmContribution{
+                .bytes = is_root ? buffer : std::span<std::byte>()};
+          },
+      .deliver =
+          [buffer, root, is_root](const ShmPayloads& payloads) {
+            if (!is_root) {
+              copy_bytes(
+                  buffer.data(),
+                  payloads[static_cast<size_t>(root)].data(),
+                  buffer.size());
+            }
+          }};
+  return start(std::move(operation));
+}
+
+std::vector<std::string> ShmCommunicator::exchange_bytes(
+    std::string_view mine,
+    Call call) {
+  std::vector<std::string> all;
+  ShmOperation operation{
+      .call = std::move(call),
+      .contribution =
+          [mine] {
+            return ShmContribution{.bytes = std::as_bytes(std::span(mine))};
+          },
+      .deliver =
+          [&all](const ShmPayloads& payloads) {
+            for (const auto& payload : payloads) {
+              all.emplace_back(
+                  reinterpret_cast<const char*>(payload.data()),
+                  payload.size());
+            }
+          }};
+  start(std::move(operation))->wait();
+  return all;
+}
+
+void ShmCommunicator::barrier(std::string what) {
+  exchange_bytes(
+      {}, Call{.kind = CallKind::kBarrier, .what = std::move(what)});
+}
+
+std::vector<std::string> ShmCommunicator::exchange(
+    std::string_view mine,
+    std::string what) {
+  return exchange_bytes(
+      mine, Call{.kind = CallKind::kExchange, .what = std::move(what)});
+}
+
+// Memory.
+
+void ShmCommunicator::fail_together(
+    const std::string& error,
+    const std::string& what) {
+  const auto errors = exchange(error, what);
+  for (size_t r = 0; r < errors.size(); ++r) {
+    if (!errors[r].empty()) {
+      throw CommunicationError(
+          rank_text(static_cast<int>(r), size()) + ": " + errors[r]);
+    }
+  }
+}
+
+size_t ShmCommunicator::allocate_together(
+    int leader,
+    size_t bytes,
+    const std::string& what) {
+  std::string offset;
+  std::string error;
+  if (rank() == leader) {
+    try {
+      offset = std::to_string(group_.host()->allocate(bytes));
+    } catch (const CommunicationError& caught) {
+      error = caught.what();
+    }
+  }
+  fail_together(error, what);
+  return std::stoull(exchange(offset, what)[static_cast<size_t>(leader)]);
+}
+
+void ShmCommunicator::reserve(int64_t bytes) {
+  std::string error;
+  try {
+    group_.reserve(static_cast<size_t>(bytes));
+  } catch (const CommunicationError& caught) {
+    error = caught.what();
+  }
+  fail_together(error, "memory for contributions");
+}
+
+std::shared_ptr<SharedSlices> ShmCommunicator::share_slices(
+    std::span<const int64_t> slice_bytes) {
+  const std::string what = "memory for shared slices";
+  const size_t offset =
+      allocate_together(0, ShmSlices::bytes_for(slice_bytes, size()), what);
+  auto slices =
+      std::make_shared<ShmSlices>(place_->group(), offset, slice_bytes);
+  std::string error;
+  try {
+    slices->reserve();
+  } catch (const CommunicationError& caught) {
+    error = caught.what();
+  }
+  fail_together(error, what);
+  return slices;
+}
+
+// Groups.
+
+struct Choice {
+  int color;
+  int key;
+};
+
+std::shared_ptr<Communicator> ShmCommunicator::split(int color, int key) {
+  const Choice mine = {color, key};
+  const auto choices = exchange_bytes(
+      {reinterpret_cast<const char*>(&mine), sizeof(mine)},
+      Call{.kind = CallKind::kSplit, .what = "split"});
+  std::vector<std::pair<int, int>> chosen; // key, rank here
+  for (int r = 0; r < size(); ++r) {
+    Choice its{};
+    std::memcpy(&its, choices[static_cast<size_t>(r)].data(), sizeof(its));
+    if (its.color == color) {
+      chosen.emplace_back(its.key, r);
+    }
+  }
+  std::sort(chosen.begin(), chosen.end());
+  std::vector<int> members;
+  int position = 0;
+  for (const auto& [its_key, r] : chosen) {
+    position = r == rank() ? static_cast<int>(members.size()) : position;
+    members.push_back(group_.members()[static_cast<size_t>(r)]);
+  }
+  const size_t control = allocate_together(
+      chosen.front().second,
+      ShmGroup::control_bytes(static_cast<int>(members.size())),
+      "split");
+  auto place = std::make_shared<ShmPlace>(std::make_shared<ShmGroup>(
+      group_.host(), control, std::move(members), position));
+  place_->add_child(place);
+  return std::make_shared<ShmCommunicator>(std::move(place));
+}
+
+} // namespace
+
+std::shared_ptr<Communicator> make_shm_communicator(
+    std::shared_ptr<ShmSegment> segment,
+    std::chrono::milliseconds timeout) {
+  const int rank = segment->rank();
+  std::vector<int> members(static_cast<size_t>(segment->size()));
+  std::iota(members.begin(), members.end(), 0);
+  auto host = std::make_shared<ShmHost>(
+      std::move(segment),
+      timeout,
+      ShmGroup::control_bytes(static_cast<int>(members.size())));
+  const size_t control = host->first_offset();
+  return std::make_shared<ShmCommunicator>(
+      std::make_shared<ShmPlace>(std::make_shared<ShmGroup>(
+          std::move(host), control, std::move(members), rank)));
+}
+
+} // namespace fsdp::detail

@@ -1,0 +1,45 @@
+#include "runtime/shared_weights.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace fsdp::detail {
+
+SharedWeights::SharedWeights(std::shared_ptr<SharedSlices> slices)
+    : slices_(std::move(slices)) {
+}
+
+void SharedWeights::await_writable(const std::string& what) {
+  retire();
+  if (state_ == State::kRetired) {
+    slices_->await_retired(what);
+    state_ = State::kWritable;
+  }
+}
+
+void SharedWeights::publish() {
+  if (state_ != State::kWritable) {
+    throw std::logic_error("SharedWeights: published before it was writable");
+  }
+  slices_->publish();
+  state_ = State::kPublished;
+}
+
+void SharedWeights::await_readable(const std::string& what) {
+  if (state_ == State::kPublished) {
+    slices_->await_published(what);
+    state_ = State::kReadable;
+  }
+  if (state_ != State::kReadable) {
+    throw std::logic_error("SharedWeights: read before it was published");
+  }
+}
+
+void SharedWeights::retire() {
+  if (state_ == State::kPublished || state_ == State::kReadable) {
+    slices_->retire();
+    state_ = State::kRetired;
+  }
+}
+
+} // namespace fsdp::detail

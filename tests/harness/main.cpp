@@ -1,0 +1,5 @@
+#include "harness/job.h"
+
+int main(int argc, char** argv) {
+  return fsdp::testing::run_all_tests(argc, argv);
+}
