@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up, builds and runs the example: unsharded, on one rank and on two. The
-# last line is `demo: ok` or `demo: FAILED: why`. The arguments go to the example.
+# Sets up, builds and runs the row encoder: unsharded, on one rank and on two. The
+# last line is `demo: ok` or `demo: FAILED: why`. The arguments go to the program.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
@@ -11,13 +11,4 @@ step="build"
 "$FSDP_ROOT/scripts/build.sh" ci row_encoder fsdp_tool
 trap - ERR
 
-status=0
-"$FSDP_BUILD/bin/row_encoder" --data "$FSDP_BUILD/data/digits.csv" \
-  --compare --min-accuracy 0.94 \
-  --summary "$FSDP_BUILD/demo/summary.json" \
-  --log "$FSDP_BUILD/demo/losses.csv" "$@" || status=$?
-if ((status > 1)); then # usage, or a signal: the example gave no verdict
-  echo "demo: FAILED: row_encoder ended with status $status"
-  exit 1
-fi
-exit "$status"
+exec "$FSDP_ROOT/scripts/run_demo.sh" "$FSDP_BUILD" "$FSDP_BUILD/demo" "$@"

@@ -1,5 +1,7 @@
-// Trains a small GPT on random tokens, sharded over ranks that are threads, and
-// prints its losses as one line of JSON, to be compared with another program's.
+// Trains a small GPT on random tokens, sharded over the processes of the job,
+// and prints its losses as one line of JSON, to be compared with another
+// program's:
+//   fsdp run -n 2 --no-prefix -- gpt_losses --steps 20
 
 #include "gpt.h"
 
@@ -10,8 +12,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <iostream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,7 +22,6 @@ namespace {
 
 struct Settings {
   ModelOptions model;
-  int ranks = 2;
   int64_t batch = 2;   // rows per rank
   int64_t tokens = 16; // of a row
   int64_t steps = 20;
@@ -38,7 +39,6 @@ void add_options(CLI::App& app, Settings& settings) {
   add("--width", settings.model.width, "Width of a token");
   add("--heads", settings.model.heads, "Attention heads");
   add("--vocabulary", settings.model.vocabulary, "Different tokens");
-  add("--ranks", settings.ranks, "Ranks, which are threads here");
   add("--batch", settings.batch, "Rows per rank and step");
   add("--tokens", settings.tokens, "Tokens of a row");
   add("--steps", settings.steps, "Optimizer steps");
@@ -58,23 +58,20 @@ void check_heads(const ModelOptions& model) {
   }
 }
 
-/// What is random, in the order in which it is drawn: one model, whose values
-/// all ranks start from, and the tokens of every step for all ranks.
+/// What is random, in the order in which it is drawn. All ranks draw the same.
 struct Start {
-  std::vector<GPT> models;        // by rank
+  GPT model{nullptr};
   std::vector<at::Tensor> tokens; // by step: (ranks * batch, tokens + 1)
 };
 
-Start draw(const Settings& settings) {
+Start draw(const Settings& settings, int ranks) {
+  torch::manual_seed(settings.seed);
   Start start;
-  for (int rank = 0; rank < settings.ranks; ++rank) {
-    torch::manual_seed(settings.seed);
-    start.models.emplace_back(settings.model);
-  }
+  start.model = GPT(settings.model);
   for (int64_t step = 0; step < settings.steps; ++step) {
     start.tokens.push_back(torch::randint(
         settings.model.vocabulary,
-        {settings.ranks * settings.batch, settings.tokens + 1},
+        {ranks * settings.batch, settings.tokens + 1},
         torch::kLong));
   }
   return start;
@@ -94,16 +91,13 @@ struct Training {
   std::vector<double> seconds; // by step
 };
 
-Training train(
-    const GPT& model,
-    const fsdp::World& world,
-    const std::vector<at::Tensor>& tokens,
-    const Settings& settings) {
+Training
+train(const Start& start, const fsdp::World& world, const Settings& settings) {
   fsdp::Options options;
   if (settings.units) {
     options.units(fsdp::each<Block>());
   }
-  fsdp::FullyShardedDataParallel net(model, world, options);
+  fsdp::FullyShardedDataParallel net(start.model, world, options);
   // eps: see tests/interop/fsdp2_losses.py.
   torch::optim::AdamW optimizer(
       net.parameters(),
@@ -112,7 +106,7 @@ Training train(
           .eps(1e-4)
           .weight_decay(0.01));
   Training training;
-  for (const auto& all : tokens) {
+  for (const auto& all : start.tokens) {
     const auto begin = std::chrono::steady_clock::now();
     const auto mine =
         all.narrow(0, world.rank() * settings.batch, settings.batch);
@@ -133,28 +127,26 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-nlohmann::json run(const Settings& settings) {
-  const auto start = draw(settings);
-  nlohmann::json result;
-  result["weights"] = fingerprint(start.models.front()->parameters());
-  result["tokens"] = fingerprint(start.tokens);
-  std::vector<Training> trainings(start.models.size());
-  fsdp::run_as_threads(
-      settings.ranks,
-      [&](const fsdp::World& world) {
-        const auto rank = static_cast<size_t>(world.rank());
-        trainings[rank] =
-            train(start.models[rank], world, start.tokens, settings);
-      },
-      std::chrono::seconds(60));
-  for (size_t step = 0; step < start.tokens.size(); ++step) {
-    double sum = 0;
-    for (const auto& training : trainings) {
-      sum += training.losses[step];
-    }
-    result["losses"].push_back(sum / settings.ranks);
+void average_over_ranks(const fsdp::World& world, std::vector<double>& values) {
+  const auto bytes = std::as_writable_bytes(std::span(values));
+  world.communicator()
+      .all_reduce(
+          bytes, fsdp::DType::kFloat64, fsdp::ReduceOp::kSum, "sum of losses")
+      ->wait();
+  for (auto& value : values) {
+    value /= world.size();
   }
-  result["step_ms"] = 1000 * median(trainings.front().seconds);
+}
+
+nlohmann::json run(const fsdp::World& world, const Settings& settings) {
+  const auto start = draw(settings, world.size());
+  nlohmann::json result;
+  result["weights"] = fingerprint(start.model->parameters());
+  result["tokens"] = fingerprint(start.tokens);
+  auto training = train(start, world, settings);
+  average_over_ranks(world, training.losses);
+  result["losses"] = training.losses;
+  result["step_ms"] = 1000 * median(training.seconds);
   return result;
 }
 
@@ -170,13 +162,20 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   try {
-    torch::set_num_threads(1); // the ranks are the threads
-    std::cout << run(settings) << std::endl;
+    torch::set_num_threads(1); // as in Python
+    const auto world = fsdp::init();
+    const auto result = run(world, settings);
+    if (world.rank() == 0) {
+      std::cout << result << std::endl;
+    }
+    world.shutdown();
     return 0;
+  } catch (const c10::Error& error) {
+    std::cerr << "gpt_losses: " << error.what_without_backtrace() << std::endl;
   } catch (const std::exception& error) {
-    std::cerr << "gpt_losses: " << error.what() << "\n";
-    return 1;
+    std::cerr << "gpt_losses: " << error.what() << std::endl;
   }
+  return 1;
 }
 
 } // namespace

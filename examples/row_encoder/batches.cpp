@@ -6,7 +6,7 @@
 namespace row_encoder {
 
 at::Tensor shuffled(int64_t rows, uint64_t seed) {
-  // A generator of its own: the default one is shared by all threads.
+  // A generator of its own: what else is random changes nothing here.
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return torch::randperm(rows, generator, torch::kInt64);
 }

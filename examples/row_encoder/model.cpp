@@ -1,7 +1,5 @@
 #include "model.h"
 
-#include <mutex>
-
 namespace row_encoder {
 
 namespace nn = torch::nn;
@@ -30,9 +28,6 @@ at::Tensor RowEncoderImpl::forward(const at::Tensor& table) {
 }
 
 RowEncoder build_model(const ModelOptions& options, uint64_t seed) {
-  // Ranks that are threads share torch's random generator: one at a time.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
   torch::manual_seed(seed);
   return RowEncoder(options);
 }

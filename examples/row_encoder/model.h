@@ -31,7 +31,7 @@ class RowEncoderImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RowEncoder);
 
-/// The same initial weights on every call with the same seed, in any thread.
+/// The same initial weights on every call with the same seed.
 RowEncoder build_model(const ModelOptions& options, uint64_t seed);
 
 } // namespace row_encoder

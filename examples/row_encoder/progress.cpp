@@ -23,9 +23,10 @@ std::string text_of(const Step& step, int64_t steps) {
 
 } // namespace
 
-Progress::Progress(std::string run, int64_t steps)
+Progress::Progress(std::string run, int64_t steps, std::ostream& log)
     : run_(std::move(run)),
       steps_(steps),
+      log_(log),
       terminal_(isatty(STDOUT_FILENO) != 0) {
 }
 
@@ -33,6 +34,12 @@ Progress::~Progress() {
   if (line_open_) {
     std::cout << std::endl;
   }
+}
+
+void Progress::add(const Step& step) {
+  show(step);
+  log_ << run_ << "," << step.number << "," << step.learning_rate << ","
+       << step.loss << "\n";
 }
 
 void Progress::show(const Step& step) {

@@ -10,6 +10,8 @@ namespace row_encoder {
 
 namespace {
 
+constexpr const char* kUnsharded = "unsharded";
+
 fsdp::UnitPolicy units_of(const std::string& name) {
   if (name == "model") {
     return {};
@@ -20,69 +22,65 @@ fsdp::UnitPolicy units_of(const std::string& name) {
   return fsdp::named(name);
 }
 
-/// Every rank computes on one core, and so does the unsharded run: what differs
-/// is the number of ranks alone.
-void use_one_core() {
-  at::set_num_threads(1);
+std::string name_of_run(const fsdp::World& world) {
+  return std::to_string(world.size()) +
+      (world.size() == 1 ? " rank" : " ranks");
 }
 
-Run train_unsharded(
-    const Settings& settings,
-    const Dataset& data,
-    const OnStep& on_step) {
+Run train_unsharded(const Job& job, const OnStep& on_step) {
+  auto model = build_model(job.settings.model, job.settings.seed);
   Run run;
-  use_one_core();
-  auto model = build_model(settings.model, settings.seed);
-  run.training = train(model, fsdp::World(), data, settings, on_step);
+  run.name = kUnsharded;
+  run.training = train(model, fsdp::World(), job.data, job.settings, on_step);
   return run;
 }
 
+/// `world` is that of the job, or one of this rank alone.
 Run train_sharded(
-    int ranks,
-    const Settings& settings,
-    const Dataset& data,
+    const fsdp::World& world,
+    const Job& job,
     const OnStep& on_step) {
-  Run run;
   const auto options = fsdp::Options()
-                           .units(units_of(settings.units))
-                           .strategy(settings.strategy);
-  at::get_num_threads(); // torch sets its thread pools up before others start
-  fsdp::run_as_threads(ranks, [&](const fsdp::World& world) {
-    use_one_core();
-    const auto model = build_model(settings.model, settings.seed);
-    fsdp::FullyShardedDataParallel net(model, world, options);
-    const bool reports = world.rank() == 0;
-    auto training =
-        train(net, world, data, settings, reports ? on_step : OnStep());
-    if (reports) {
-      run.training = std::move(training);
-      run.peak_gathered_bytes = net.memory().peak_gathered_bytes;
-    }
-  });
+                           .units(units_of(job.settings.units))
+                           .strategy(job.settings.strategy);
+  const auto model = build_model(job.settings.model, job.settings.seed);
+  fsdp::FullyShardedDataParallel net(model, world, options);
+  Run run;
+  run.name = name_of_run(world);
+  run.ranks = world.size();
+  run.sharded = true;
+  run.training = train(net, world, job.data, job.settings, on_step);
+  run.peak_gathered_bytes = net.memory().peak_gathered_bytes;
   return run;
 }
 
-Run train_one(
-    int ranks,
-    bool sharded,
-    const Settings& settings,
-    const Dataset& data,
-    std::ostream& log) {
-  auto name = !sharded
-      ? std::string("unsharded")
-      : std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
-  Progress progress(name, settings.steps);
+/// Rank 0 trains by itself. The others wait for each of its steps: so none
+/// waits for longer than a step, and they learn at once when it fails.
+Run train_alone(const Job& job, bool sharded, std::ostream& log) {
+  if (job.world.rank() != 0) {
+    for (int64_t step = 0; step < job.settings.steps; ++step) {
+      job.world.barrier();
+    }
+    return {};
+  }
+  const fsdp::World alone;
+  Progress progress(
+      sharded ? name_of_run(alone) : kUnsharded, job.settings.steps, log);
   const auto on_step = [&](const Step& step) {
-    progress.show(step);
-    log << name << "," << step.number << "," << step.learning_rate << ","
-        << step.loss << "\n";
+    progress.add(step);
+    job.world.barrier();
   };
-  auto run = sharded ? train_sharded(ranks, settings, data, on_step)
-                     : train_unsharded(settings, data, on_step);
-  run.name = std::move(name);
-  run.ranks = ranks;
-  run.sharded = sharded;
-  return run;
+  return sharded ? train_sharded(alone, job, on_step)
+                 : train_unsharded(job, on_step);
+}
+
+Run train_together(const Job& job, std::ostream& log) {
+  if (job.world.rank() != 0) {
+    return train_sharded(job.world, job, OnStep());
+  }
+  Progress progress(name_of_run(job.world), job.settings.steps, log);
+  return train_sharded(
+      job.world, job, [&](const Step& step) { progress.add(step); });
 }
 
 } // namespace
@@ -97,18 +95,16 @@ double Run::median_step_seconds() const {
   return *middle;
 }
 
-std::vector<Run>
-run_all(const Settings& settings, const Dataset& data, std::ostream& log) {
+std::vector<Run> train_all(const Job& job, std::ostream& log) {
   log << "run,step,learning_rate,loss\n" << std::setprecision(17);
   std::vector<Run> runs;
-  if (settings.compare) {
-    runs.push_back(train_one(1, /*sharded=*/false, settings, data, log));
-    if (settings.ranks > 1) {
-      runs.push_back(train_one(1, /*sharded=*/true, settings, data, log));
+  if (job.settings.compare) {
+    runs.push_back(train_alone(job, /*sharded=*/false, log));
+    if (job.world.size() > 1) {
+      runs.push_back(train_alone(job, /*sharded=*/true, log));
     }
   }
-  runs.push_back(
-      train_one(settings.ranks, /*sharded=*/true, settings, data, log));
+  runs.push_back(train_together(job, log));
   return runs;
 }
 

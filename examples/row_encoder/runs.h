@@ -8,6 +8,13 @@
 
 namespace row_encoder {
 
+/// What all ranks train.
+struct Job {
+  fsdp::World world;
+  Settings settings;
+  Dataset data;
+};
+
 /// One training from the first step to the last.
 struct Run {
   std::string name; // "unsharded", "2 ranks"
@@ -19,10 +26,10 @@ struct Run {
   double median_step_seconds() const;
 };
 
-/// The runs that `settings` ask for: the sharded one, and before it, with
-/// --compare, the unsharded one (which comes first) and one rank. Shows
-/// progress, and writes each step to `log`.
-std::vector<Run>
-run_all(const Settings& settings, const Dataset& data, std::ostream& log);
+/// The runs that the settings ask for: the sharded one of all ranks, and before
+/// it, with --compare, the unsharded one (which comes first) and one rank. Rank
+/// 0 shows progress, writes each step to `log`, and returns them; the other
+/// ranks return nothing. Collective.
+std::vector<Run> train_all(const Job& job, std::ostream& log);
 
 } // namespace row_encoder

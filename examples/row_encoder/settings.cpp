@@ -10,13 +10,14 @@ namespace {
 
 constexpr const char* kExamples = R"(Examples:
   Two ranks, each with half of the parameters, gradients and optimizer state:
-    row_encoder --data digits.csv
-  The same training without shards, with one rank and with four, compared:
-    row_encoder --data digits.csv --ranks 4 --compare --summary summary.json
-  A larger model for a few steps:
+    fsdp run -n 2 -- row_encoder --data digits.csv
+  The same training without shards, on one rank and on four, compared:
+    fsdp run -n 4 -- row_encoder --data digits.csv --compare
+  A larger model for a few steps, on one rank:
     row_encoder --data digits.csv --d-model 512 --layers 12 --steps 5
   Plain data parallel instead, with the loss of every step in a file:
-    row_encoder --data digits.csv --strategy no-shard --log losses.csv)";
+    fsdp run -n 2 -- row_encoder --data digits.csv --strategy no-shard \
+      --log losses.csv)";
 
 const std::map<std::string, fsdp::Strategy> kStrategies = {
     {"full-shard", fsdp::Strategy::kFullShard},
@@ -58,8 +59,6 @@ void add_training_options(CLI::App& app, Settings& settings) {
 }
 
 void add_sharding_options(CLI::App& app, Settings& settings) {
-  app.add_option("--ranks", settings.ranks, "Ranks, which are threads here")
-      ->check(CLI::Range(1, 256));
   app.add_option(
       "--units",
       settings.units,
@@ -86,8 +85,8 @@ void add_output_options(CLI::App& app, Settings& settings) {
   auto* compare = app.add_flag(
       "--compare",
       settings.compare,
-      "Train without shards and on one rank as well; the\n"
-      "last line says whether losses and memory are right");
+      "Train without shards and on one rank as well, and\n"
+      "fail unless losses and memory are right");
   app.add_option(
          "--tolerance",
          settings.tolerance,
@@ -121,8 +120,9 @@ void check_divisible(
 std::optional<Settings> parse_settings(int argc, char** argv) {
   Settings settings;
   CLI::App app(
-      "Trains a row encoder on handwritten digits with sharded ranks.");
-  app.option_defaults()->always_capture_default();
+      "Trains a row encoder on handwritten digits, sharded over the ranks of\n"
+      "the job: start it with fsdp run, torchrun, mpirun or srun.");
+  app.option_defaults()->always_capture_default()->take_last();
   app.footer(kExamples);
   add_training_options(app, settings);
   add_model_options(app, settings.model);
@@ -137,12 +137,6 @@ std::optional<Settings> parse_settings(int argc, char** argv) {
     throw UsageError(error.what());
   }
   check_divisible(
-      "--batch",
-      settings.batch,
-      "--ranks",
-      settings.ranks,
-      "every rank takes an equal part");
-  check_divisible(
       "--d-model",
       settings.model.d_model,
       "--heads",
@@ -153,18 +147,25 @@ std::optional<Settings> parse_settings(int argc, char** argv) {
 
 void check_fits(
     const Settings& settings,
+    int ranks,
     int64_t train_rows,
     int64_t held_out_rows) {
+  check_divisible(
+      "--batch",
+      settings.batch,
+      "the number of ranks,",
+      ranks,
+      "every rank takes an equal part");
   if (settings.batch > train_rows) {
     throw UsageError(
         "--batch " + std::to_string(settings.batch) +
         " is more than the rows to train on, " + std::to_string(train_rows) +
         ".");
   }
-  if (settings.ranks > held_out_rows) {
+  if (ranks > held_out_rows) {
     throw UsageError(
-        "--ranks " + std::to_string(settings.ranks) +
-        " is more than the held-out rows, " + std::to_string(held_out_rows) +
+        "the number of ranks, " + std::to_string(ranks) +
+        ", is more than the held-out rows, " + std::to_string(held_out_rows) +
         ", of which every rank takes a part.");
   }
 }

@@ -25,7 +25,6 @@ struct Settings {
   double learning_rate = 2e-3; // the highest of the cycle
   uint64_t seed = 1;
 
-  int ranks = 2;
   std::string units = "layers";
   fsdp::Strategy strategy = fsdp::Strategy::kFullShard;
 
@@ -40,9 +39,11 @@ struct Settings {
 /// Throws UsageError. Nothing: the help was asked for, and printed.
 std::optional<Settings> parse_settings(int argc, char** argv);
 
-/// What can only be checked once the data is read. Throws UsageError.
+/// What can only be checked once the ranks are there and the data is read.
+/// Throws UsageError.
 void check_fits(
     const Settings& settings,
+    int ranks,
     int64_t train_rows,
     int64_t held_out_rows);
 

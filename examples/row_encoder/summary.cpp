@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json describe(const Settings& settings) {
+Json describe(const Settings& settings, int ranks) {
   return {
       {"columns", settings.model.columns},
       {"d_model", settings.model.d_model},
@@ -25,7 +25,7 @@ Json describe(const Settings& settings) {
       {"steps", settings.steps},
       {"learning_rate", settings.learning_rate},
       {"seed", settings.seed},
-      {"ranks", settings.ranks},
+      {"ranks", ranks},
       {"units", settings.units},
       {"strategy", name_of(settings.strategy)},
       {"compare", settings.compare},
@@ -63,26 +63,40 @@ Json describe(const Run& run, const Run& first, int64_t batch) {
       {"losses", losses}};
 }
 
+Json versions() {
+  return {{"libfsdp", fsdp::version()}, {"torch", TORCH_VERSION}};
+}
+
+void write_json(std::ostream& out, const Json& summary) {
+  // A message may have bytes of any kind, such as those of a file's name.
+  out << summary.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
+}
+
 } // namespace
 
 void write_summary(
     std::ostream& out,
-    const Settings& settings,
+    const Job& job,
     const std::vector<Run>& runs,
     double baseline_accuracy,
     const std::vector<std::string>& faults) {
-  Json summary = {
-      {"libfsdp", fsdp::version()},
-      {"torch", TORCH_VERSION},
-      {"settings", describe(settings)},
-      {"nearest_centroid_accuracy", baseline_accuracy},
-      {"compared_with", runs.front().name},
-      {"ok", faults.empty()},
-      {"faults", faults}};
+  auto summary = versions();
+  summary["settings"] = describe(job.settings, job.world.size());
+  summary["nearest_centroid_accuracy"] = baseline_accuracy;
+  summary["compared_with"] = runs.front().name;
+  summary["ok"] = faults.empty();
+  summary["faults"] = faults;
   for (const auto& run : runs) {
-    summary["runs"].push_back(describe(run, runs.front(), settings.batch));
+    summary["runs"].push_back(describe(run, runs.front(), job.settings.batch));
   }
-  out << summary.dump(2) << "\n";
+  write_json(out, summary);
+}
+
+void write_failure(std::ostream& out, const std::string& error) {
+  auto summary = versions();
+  summary["ok"] = false;
+  summary["faults"] = {error};
+  write_json(out, summary);
 }
 
 } // namespace row_encoder

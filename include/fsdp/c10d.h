@@ -42,9 +42,9 @@ using C10dBackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
 /// broadcast are used, on tensors of bytes; sums are made here, in rank order.
 /// Its own time limit should be longer than `options.timeout`.
 ///
-/// `store` is the same for all ranks, must have clone(), and serves while the
-/// world lives: failures and their reasons are told through it. It may carry
-/// several worlds, which all ranks make in the same order.
+/// `store` is the same for all ranks, is used by several threads at once, and
+/// serves while the world lives: failures and their reasons are told through
+/// it. It may carry several worlds, which all ranks make in the same order.
 ///
 /// A peer that dies is noticed when a call needs it: by the back end's error,
 /// or at the time limit. (The worlds of init() notice it at any time.)

@@ -57,7 +57,8 @@ class FSDP_API Work {
 /// Writers and readers are kept apart by two counts per rank. Before it reads,
 /// a rank waits until all have published as often as itself; before it writes
 /// again, until all have retired what they read. Only the two await functions
-/// wait, and throw CommunicationError.
+/// wait, and throw CommunicationError, also when a peer fails meanwhile. They
+/// are no calls of the communicator.
 class FSDP_API SharedSlices {
  public:
   virtual ~SharedSlices() = default;

@@ -18,9 +18,10 @@ class WorldState;
 /// which lives as long as any of them, or a net made from one.
 ///
 /// Worlds, nets, models and optimizers may be destroyed in any order, also as
-/// statics, and never wait for a peer then. Where the last handle of a world of
-/// processes goes before shutdown(), the rank has left: a peer that waits for
-/// it gets an error that says so.
+/// statics, and do not wait for a peer then (over Gloo up to two seconds, where
+/// calls were given up). Where the last handle of a world of processes goes
+/// before shutdown(), the rank has left: a peer that waits for it gets an error
+/// that says so.
 class FSDP_API World {
  public:
   /// A world of this process alone.
@@ -55,7 +56,8 @@ class FSDP_API World {
 
  private:
   friend class detail::WorldState;
-  explicit World(std::shared_ptr<detail::WorldState> state);
+  struct FromState {};
+  World(FromState from, std::shared_ptr<detail::WorldState> state);
   std::shared_ptr<detail::WorldState> state_;
 };
 

@@ -38,7 +38,7 @@ World::World(std::shared_ptr<Communicator> communicator) {
   *this = make_local_world(std::move(communicator));
 }
 
-World::World(std::shared_ptr<detail::WorldState> state)
+World::World(FromState, std::shared_ptr<detail::WorldState> state)
     : state_(std::move(state)) {
 }
 

@@ -15,8 +15,10 @@ World WorldState::make_world(
     Log log) {
   auto wrapped = WorldCommunicator::make(
       std::move(communicator), std::make_shared<WorldMembers>());
-  return World(std::make_shared<WorldState>(
-      std::move(wrapped), std::move(placement), log));
+  return World(
+      World::FromState(),
+      std::make_shared<WorldState>(
+          std::move(wrapped), std::move(placement), log));
 }
 
 WorldState::WorldState(
@@ -40,8 +42,10 @@ World WorldState::split(int color, int key) const {
   const auto hosts =
       child->exchange(placement_.host, "hosts of a world that was split");
   auto placement = place_among(hosts, child->rank());
-  return World(std::make_shared<WorldState>(
-      std::move(child), std::move(placement), log_));
+  return World(
+      World::FromState(),
+      std::make_shared<WorldState>(
+          std::move(child), std::move(placement), log_));
 }
 
 void WorldState::shutdown() {

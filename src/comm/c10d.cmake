@@ -6,11 +6,13 @@ target_sources(
   PRIVATE
   comm/c10d_backend.cpp
   comm/c10d_channel.cpp
+  comm/c10d_channel_waits.cpp
   comm/c10d_communicator.cpp
   comm/c10d_group.cpp
   comm/c10d_marks.cpp
   comm/c10d_operation.cpp
   comm/c10d_plans.cpp
+  comm/c10d_polling_store.cpp
   comm/c10d_records.cpp
   comm/c10d_rendezvous.cpp
   comm/c10d_transport.cpp

@@ -93,9 +93,6 @@ class C10dChannel {
 
   uint64_t epoch();
 
-  /// Whether what is in flight can surely be ended.
-  bool can_break() { return current_epoch()->group->can_break(); }
-
   /// Ends this rank's epoch; the peers throw `failure`. Throws nothing.
   void end_epoch(const std::string& failure);
 
@@ -124,6 +121,7 @@ class C10dChannel {
   void fail_epoch(Epoch& epoch, const FailureRecord& record);
   void leave_locked(Epoch& epoch);
   [[noreturn]] void give_up_call(const Ticket& ticket);
+  [[noreturn]] void end_in_time_out(const Ticket& ticket);
   [[noreturn]] void end_world(const Ticket& ticket, const std::string& reason);
   WaitMark mark_of(const Ticket& ticket);
   void compare_marks(const Ticket& ticket);

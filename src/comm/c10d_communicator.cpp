@@ -88,7 +88,7 @@ class C10dCommunicator : public Communicator {
   explicit C10dCommunicator(std::shared_ptr<C10dChannel> channel)
       : channel_(std::move(channel)),
         place_(std::make_shared<C10dPlace>(channel_)),
-        planner_(rank(), size()) {}
+        planner_(rank(), size(), channel_->world().options().is_tagged) {}
 
   int rank() const override { return channel_->members().rank; }
 
@@ -102,7 +102,7 @@ class C10dCommunicator : public Communicator {
       std::span<std::byte> buffer,
       std::string what) override {
     auto call = all_gather_call(std::ssize(buffer), size(), std::move(what));
-    return start(planner().all_gather(std::move(call), buffer));
+    return start(planner_.all_gather(std::move(call), buffer));
   }
 
   std::unique_ptr<Work> reduce_scatter(
@@ -114,7 +114,7 @@ class C10dCommunicator : public Communicator {
     auto call = reduce_scatter_call(
         std::ssize(input), dtype, cuts, size(), std::move(what));
     check_output(call, rank(), std::ssize(output));
-    return start(planner().reduce_scatter(std::move(call), input, output));
+    return start(planner_.reduce_scatter(std::move(call), input, output));
   }
 
   std::unique_ptr<Work> all_reduce(
@@ -123,18 +123,18 @@ class C10dCommunicator : public Communicator {
       ReduceOp op,
       std::string what) override {
     auto call = all_reduce_call(std::ssize(buffer), dtype, op, std::move(what));
-    return start(planner().all_reduce(std::move(call), buffer));
+    return start(planner_.all_reduce(std::move(call), buffer));
   }
 
   std::unique_ptr<Work>
   broadcast(std::span<std::byte> buffer, int root, std::string what) override {
     auto call =
         broadcast_call(std::ssize(buffer), root, size(), std::move(what));
-    return start(planner().broadcast(std::move(call), buffer));
+    return start(planner_.broadcast(std::move(call), buffer));
   }
 
   void barrier(std::string what) override {
-    run(planner().barrier(
+    run(planner_.barrier(
         {.kind = CallKind::kBarrier, .what = std::move(what)}));
   }
 
@@ -157,11 +157,6 @@ class C10dCommunicator : public Communicator {
   std::string aborted() const override { return channel_->world().aborted(); }
 
  private:
-  C10dPlanner& planner() {
-    planner_.set_may_borrow(channel_->world().can_borrow());
-    return planner_;
-  }
-
   C10dChannel::Ticket issue(C10dPlan plan) {
     const auto& world = channel_->world();
     if (!world.has_factory()) { // channels share one back end
@@ -187,7 +182,7 @@ class C10dCommunicator : public Communicator {
       Call call,
       std::string_view mine) {
     const auto texts = std::make_shared<std::vector<std::string>>();
-    auto ticket = run(planner().exchange(std::move(call), mine, texts));
+    auto ticket = run(planner_.exchange(std::move(call), mine, texts));
     return {std::move(ticket), std::move(*texts)};
   }
 
@@ -237,12 +232,11 @@ std::shared_ptr<Communicator> make_c10d_communicator(C10dWorldOptions options) {
         members.rank, members.size(), world->options().timeout);
     group->adopt(world->options().backend);
   }
-  world->start_watch();
   const auto channel = std::make_shared<C10dChannel>(
       world, "root", std::move(members), std::move(group));
   auto communicator = std::make_shared<C10dCommunicator>(channel);
   communicator->barrier("start of the world");
-  world->set_can_borrow(channel->can_break());
+  world->await_watch();
   return communicator;
 }
 

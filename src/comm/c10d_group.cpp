@@ -41,17 +41,24 @@ void C10dGroup::make(const Making& making) {
   }
 }
 
+// A rank comes when it has connected the group before: a peer may then close
+// it.
 void C10dGroup::await_arrivals(const Making& making) {
   constexpr std::chrono::milliseconds kLongestPause(10);
   std::chrono::milliseconds pause(1);
-  making.store->set("here/" + std::to_string(rank_), std::vector<uint8_t>{1});
-  while (!all_have_come(*making.store) && !making.is_over()) {
-    if (making.previous != nullptr) {
-      making.previous->pump(); // peers may still need its calls
+  C10dGroup* const previous = making.previous.get();
+  const auto wait_until = [&](const auto& is_done) {
+    while (!is_done() && !making.is_over()) {
+      if (previous != nullptr) {
+        previous->pump(); // peers may still need its calls
+      }
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
     }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kLongestPause);
-  }
+  };
+  wait_until([&] { return previous == nullptr || previous->is_settled(); });
+  making.store->set("here/" + std::to_string(rank_), std::vector<uint8_t>{1});
+  wait_until([&] { return all_have_come(*making.store); });
 }
 
 bool C10dGroup::all_have_come(c10d::Store& store) {
@@ -117,14 +124,9 @@ void C10dGroup::pump_locked() {
   });
 }
 
-bool C10dGroup::is_made() const {
+bool C10dGroup::is_settled() const {
   const std::lock_guard lock(mutex_);
-  return is_made_;
-}
-
-bool C10dGroup::can_break() {
-  const std::lock_guard lock(mutex_);
-  return transport_ != nullptr && transport_->tagged() != nullptr;
+  return is_made_ || !broken_.empty();
 }
 
 std::vector<int> C10dGroup::not_arrived() const {

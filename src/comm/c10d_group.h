@@ -47,10 +47,8 @@ class C10dGroup {
 
   void pump();
 
-  bool is_made() const;
-
-  /// Whether break_off() surely ends what is in flight.
-  bool can_break();
+  /// Whether make() is over, well or not.
+  bool is_settled() const;
 
   /// The ranks that have not come yet, while it is made.
   std::vector<int> not_arrived() const;

@@ -28,14 +28,6 @@ C10dMarks::C10dMarks(C10dStorePtr store, std::vector<int> world_ranks, int rank)
       rank_(rank) {
 }
 
-C10dMarks::~C10dMarks() {
-  try {
-    erase();
-  } catch (const std::exception&) {
-    // The store may have gone first; then nobody reads it.
-  }
-}
-
 void C10dMarks::write(const WaitMark& mark) {
   is_written_ = true;
   const auto world_rank = world_ranks_[static_cast<size_t>(rank_)];
@@ -45,7 +37,11 @@ void C10dMarks::write(const WaitMark& mark) {
 // Not deleteKey(): not every store has it.
 void C10dMarks::erase() {
   if (is_written_) {
-    write({});
+    try {
+      write({});
+    } catch (const std::exception&) {
+      // The next look at the store says so.
+    }
     is_written_ = false;
   }
 }

@@ -13,19 +13,15 @@ namespace fsdp::detail {
 
 /// Where the ranks of a channel wait, as they tell each other through the store
 /// once a wait takes long. Nobody else can say who is missing: a back end does
-/// not. All methods throw what the store throws.
+/// not. The methods throw what the store throws.
 class C10dMarks {
  public:
   /// `store` is the world's; `world_ranks` are those of the channel, by rank.
   C10dMarks(C10dStorePtr store, std::vector<int> world_ranks, int rank);
 
-  /// Takes this rank's mark away.
-  ~C10dMarks();
-
-  C10dMarks(const C10dMarks&) = delete;
-  C10dMarks& operator=(const C10dMarks&) = delete;
-
   void write(const WaitMark& mark);
+
+  /// Takes this rank's mark away, if there is one. Throws nothing.
   void erase();
 
   /// The number of a call that is not the same everywhere, and how it differs.

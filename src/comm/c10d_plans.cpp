@@ -80,6 +80,29 @@ std::string text_in(std::span<const std::byte> block) {
       std::min<size_t>(length_in(block), text.size())};
 }
 
+/// The second round of an exchange; undefined where all texts had room.
+at::Tensor gather_what_had_no_room(
+    std::string_view text,
+    const at::Tensor& blocks,
+    C10dTransport& transport,
+    C10dWorks& works) {
+  uint64_t longest = kExchangeRoom;
+  for (int r = 0; r < transport.size(); ++r) {
+    longest =
+        std::max(longest, length_in(plan_slice(blocks, r, transport.size())));
+  }
+  if (longest == kExchangeRoom) {
+    return {};
+  }
+  const size_t room = sizeof(uint64_t) + longest - kExchangeRoom;
+  auto rests = c10d_new_bytes(room * static_cast<size_t>(transport.size()));
+  put_block(
+      text.substr(std::min<size_t>(text.size(), kExchangeRoom)),
+      plan_slice(rests, transport.rank(), transport.size()));
+  transport.gather(rests, works);
+  return rests;
+}
+
 } // namespace
 
 at::Tensor C10dBuffers::take(size_t bytes) {
@@ -104,7 +127,10 @@ void C10dBuffers::give_back(at::Tensor buffer) {
   }
 }
 
-C10dPlanner::C10dPlanner(int rank, int size) : rank_(rank), size_(size) {
+C10dPlanner::C10dPlanner(int rank, int size, bool may_borrow)
+    : rank_(rank),
+      size_(size),
+      may_borrow_(may_borrow) {
 }
 
 bool C10dPlanner::borrows(size_t bytes) const {
@@ -274,21 +300,7 @@ C10dPlan C10dPlanner::exchange(
   };
   const auto gather_rests = [=, text = std::string(mine)](
                                 C10dTransport& transport, C10dWorks& works) {
-    uint64_t longest = kExchangeRoom;
-    for (int r = 0; r < transport.size(); ++r) {
-      longest =
-          std::max(longest, length_in(plan_slice(blocks, r, transport.size())));
-    }
-    if (longest > kExchangeRoom) {
-      const size_t room = sizeof(uint64_t) + longest - kExchangeRoom;
-      *rests = c10d_new_bytes(room * static_cast<size_t>(transport.size()));
-      put_block(
-          text.size() > kExchangeRoom
-              ? std::string_view(text).substr(kExchangeRoom)
-              : std::string_view(),
-          plan_slice(*rests, transport.rank(), transport.size()));
-      transport.gather(*rests, works);
-    }
+    *rests = gather_what_had_no_room(text, blocks, transport, works);
   };
   if (size_ > 1) {
     plan.steps = {gather_blocks, gather_rests};

@@ -28,10 +28,9 @@ class C10dBuffers {
 /// gone.
 class C10dPlanner {
  public:
-  C10dPlanner(int rank, int size);
-
-  /// Whether works may use the caller's memory.
-  void set_may_borrow(bool may_borrow) { may_borrow_ = may_borrow; }
+  /// Works may use the caller's memory, which may go away after a failure,
+  /// where what is in flight can be ended.
+  C10dPlanner(int rank, int size, bool may_borrow);
 
   C10dPlan all_gather(Call call, std::span<std::byte> buffer);
 
@@ -64,7 +63,7 @@ class C10dPlanner {
 
   int rank_;
   int size_;
-  bool may_borrow_ = false;
+  bool may_borrow_;
   std::shared_ptr<C10dBuffers> buffers_ = std::make_shared<C10dBuffers>();
 };
 

@@ -1,5 +1,7 @@
 #include "comm/c10d_rendezvous.h"
 
+#include "comm/call.h"
+
 #include <fsdp/communicator.h>
 
 #include <c10/util/Exception.h>
@@ -16,10 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-std::string rank_and_size(int rank, int size) {
-  return "rank " + std::to_string(rank) + "/" + std::to_string(size);
-}
 
 std::string seconds_text(milliseconds time) {
   auto text = std::to_string(static_cast<double>(time.count()) / 1000.0);
@@ -66,7 +64,7 @@ c10::intrusive_ptr<c10d::Store> open_store(
         ? "can not open the port"
         : "no answer from rank 0 within " + seconds_text(user.timeout);
     throw CommunicationError(
-        rank_and_size(user.rank, user.size) + ": store at " + address.text() +
+        rank_text(user.rank, user.size) + ": store at " + address.text() +
         ": " + reason + ". libtorch says: " + first_line(error));
   }
 }
@@ -82,8 +80,8 @@ C10dRendezvous::C10dRendezvous(
       size_(user.size) {
   if (store_->add("joined", 1) > size_) {
     throw CommunicationError(
-        rank_and_size(rank_, size_) + ": store at " + address_ +
-        ": more than " + std::to_string(size_) +
+        rank_text(rank_, size_) + ": store at " + address_ + ": more than " +
+        std::to_string(size_) +
         " processes have come: an earlier job has left it behind, or another"
         " job uses it too. Use a new file or port.");
   }
@@ -122,7 +120,7 @@ void C10dRendezvous::throw_missing(
     const std::string& prefix,
     const std::string& what,
     milliseconds limit) {
-  const auto who = rank_and_size(rank_, size_) + ": " + what + ": ";
+  const auto who = rank_text(rank_, size_) + ": " + what + ": ";
   std::string missing;
   try {
     for (int rank = 0; rank < size_; ++rank) {

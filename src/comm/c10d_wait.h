@@ -14,8 +14,8 @@ class C10dWait {
   using Clock = std::chrono::steady_clock;
 
   explicit C10dWait(std::chrono::milliseconds timeout)
-      : timeout_(timeout),
-        next_mark_(std::min<Clock::duration>(kFirstMark, timeout / 4)) {}
+      : timeout_(std::min<std::chrono::milliseconds>(timeout, kLongestWait)),
+        next_mark_(std::min<Clock::duration>(kFirstMark, timeout_ / 4)) {}
 
   bool is_over() const { return waited() >= timeout_; }
 
@@ -37,6 +37,8 @@ class C10dWait {
   }
 
  private:
+  // Far enough for any limit, near enough that no clock overflows.
+  static constexpr std::chrono::hours kLongestWait{24 * 365};
   static constexpr Clock::duration kLook = std::chrono::milliseconds(50);
   static constexpr Clock::duration kFirstMark = std::chrono::seconds(1);
   static constexpr Clock::duration kLastMark = std::chrono::seconds(10);

@@ -1,5 +1,8 @@
 #include "comm/c10d_world.h"
 
+#include "comm/c10d_polling_store.h"
+#include "comm/deadline.h"
+
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -31,9 +34,7 @@ std::shared_ptr<C10dOperation> make_watch_call(int rank, int size) {
     cuts.push_back(r);
   }
   const auto step = [=](C10dTransport& transport, C10dWorks& works) {
-    if (transport.tagged() != nullptr) {
-      transport.scatter_parts(input, cuts, output, works);
-    }
+    transport.scatter_parts(input, cuts, output, works);
   };
   C10dPlan plan{.call = {.what = "watch"}, .steps = {step}};
   const auto own_tag = static_cast<uint64_t>(rank);
@@ -53,49 +54,45 @@ C10dWorld::C10dWorld(C10dWorldOptions options)
           options_.rank,
           options_.size,
           options_.timeout)) {
+  if (options_.is_tagged && options_.size > 1) {
+    start_watch();
+  }
 }
 
 C10dWorld::~C10dWorld() {
-  try {
-    store_->set("goodbye/" + std::to_string(options_.rank), "1");
-  } catch (const std::exception&) {
-    // Its server may have ended before.
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    is_ending_ = true;
-  }
+  constexpr std::chrono::milliseconds kLongestEnd(1000);
+  tell("goodbye/" + std::to_string(options_.rank), "1");
+  *is_over_ = true;
+  const Deadline deadline(kLongestEnd);
   for (Task& task : tasks_) {
-    task.thread.join();
+    while (!*task.is_done && !deadline.passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (*task.is_done) {
+      task.thread.join();
+    } else {
+      task.thread.detach();
+    }
   }
   watch_->close();
-}
-
-bool C10dWorld::can_borrow() const {
-  const std::lock_guard lock(mutex_);
-  return can_borrow_;
-}
-
-void C10dWorld::set_can_borrow(bool can_borrow) {
-  const std::lock_guard lock(mutex_);
-  can_borrow_ = can_borrow;
 }
 
 C10dStorePtr C10dWorld::store_at(const std::string& prefix) const {
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
 }
 
-C10dStorePtr C10dWorld::own_store_at(const std::string& prefix) const {
-  return c10::make_intrusive<c10d::PrefixStore>(prefix, store_->clone());
-}
-
 void C10dWorld::start_watch() {
-  if (!has_factory() || options_.size == 1) {
-    return;
-  }
   watch_call_ = make_watch_call(options_.rank, options_.size);
   watch_->add(watch_call_);
   make(watch_, "watch", nullptr);
+}
+
+void C10dWorld::await_watch() {
+  const Deadline deadline(options_.timeout);
+  while (watch_call_ != nullptr && !watch_->is_settled() &&
+         !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 std::string C10dWorld::aborted() const {
@@ -110,45 +107,77 @@ void C10dWorld::abort(const std::string& reason) {
       return;
     }
     aborted_ = reason;
+    *is_over_ = true;
   }
-  try {
-    if (!store_->check({"aborted"})) {
-      store_->set("aborted", reason);
-    }
-  } catch (const std::exception&) {
-    // The peers notice by themselves.
-  }
+  tell("aborted", reason);
 }
 
-bool C10dWorld::is_over() const {
-  const std::lock_guard lock(mutex_);
-  return is_ending_ || !aborted_.empty();
+// What was told before stays. A store that has failed is left alone: the peers
+// notice by themselves, and it is not made to complain again.
+void C10dWorld::tell(const std::string& key, const std::string& text) {
+  if (store_is_lost_) {
+    return;
+  }
+  try {
+    if (!store_->check({key})) {
+      store_->set(key, text);
+    }
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+  }
 }
 
 void C10dWorld::look(
     const std::vector<int>& waiting_for,
     const std::string& what) {
+  if (!aborted().empty()) {
+    return;
+  }
   try {
     if (store_->check({"aborted"})) {
       const auto reason = store_->get_to_str("aborted");
       const std::lock_guard lock(mutex_);
       aborted_ = aborted_.empty() ? reason : aborted_;
+      *is_over_ = true;
     } else {
       look_at_watch(waiting_for, what);
     }
-  } catch (const std::exception&) {
-    const auto error = std::current_exception();
-    abort(
-        "the store does not answer " + what + ": " + c10d_text_of(error) +
-        ". The rank that serves it may have ended.");
+  } catch (...) {
+    lose_store(what, std::current_exception());
   }
+}
+
+// The store ends with the rank that serves it, which the watch knows.
+void C10dWorld::lose_store(
+    const std::string& what,
+    const std::exception_ptr& error) {
+  store_is_lost_ = true;
+  std::string text = "the store does not answer: " + c10d_text_of(error);
+  constexpr int kTries = 20;
+  for (int i = 0; i < kTries && !watch_is_broken(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  if (watch_is_broken()) {
+    for (const int rank : watch_->lost_ranks()) {
+      text += "; the connection to " + rank_text(rank, options_.size) +
+          " was closed";
+    }
+  }
+  abort(
+      text + " (seen " + what +
+      "). The rank that serves the store has ended or died: look at its "
+      "output.");
+}
+
+bool C10dWorld::watch_is_broken() {
+  return watch_call_ != nullptr &&
+      watch_->poll(*watch_call_) == C10dOperation::State::kFailed;
 }
 
 void C10dWorld::look_at_watch(
     const std::vector<int>& waiting_for,
     const std::string& what) {
-  if (watch_call_ == nullptr ||
-      watch_->poll(*watch_call_) != C10dOperation::State::kFailed) {
+  if (!watch_is_broken()) {
     return;
   }
   for (const int rank : watch_->lost_ranks()) {
@@ -173,10 +202,11 @@ void C10dWorld::make(
     const std::shared_ptr<C10dGroup>& group,
     const std::string& prefix,
     std::shared_ptr<C10dGroup> previous) {
+  const auto is_over = [flag = is_over_] { return flag->load(); };
   C10dGroup::Making making{
-      .store = own_store_at(prefix),
+      .store = c10::make_intrusive<C10dPollingStore>(store_at(prefix), is_over),
       .factory = options_.factory,
-      .is_over = [this] { return is_over(); },
+      .is_over = is_over,
       .previous = std::move(previous)};
   in_background([group, making] { group->make(making); });
 }
@@ -187,8 +217,8 @@ void C10dWorld::retire(std::shared_ptr<C10dGroup> group) {
     group->close();
     return;
   }
-  in_background([this, group = std::move(group)] {
-    while (group->has_open_call_below(kAny) && !is_over()) {
+  in_background([is_over = is_over_, group = std::move(group)] {
+    while (group->has_open_call_below(kAny) && !*is_over) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       group->pump();
     }

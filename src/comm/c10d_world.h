@@ -22,6 +22,7 @@ struct C10dWorldOptions {
   int size = 1;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   bool compare_calls = false; // each call by a small gather before it runs
+  bool is_tagged = false;     // the factory makes TaggedBackends
 };
 
 /// What the communicators of one rank that come from one another by split()
@@ -55,24 +56,20 @@ class C10dWorld {
   /// Whether groups can be made: for a split, and for the step after a failure.
   bool has_factory() const { return static_cast<bool>(options_.factory); }
 
-  /// Whether what is in flight can be ended, so that works may use the memory
-  /// of callers, which may go away after a failure.
-  bool can_borrow() const;
-  void set_can_borrow(bool can_borrow);
-
-  /// A part of the store.
+  /// A part of the store, for what never waits.
   C10dStorePtr store_at(const std::string& prefix) const;
 
-  /// The same over a connection of its own, for threads that may block it.
-  C10dStorePtr own_store_at(const std::string& prefix) const;
-
-  /// Starts the watch, if it can be had.
-  void start_watch();
+  /// Waits until the watch is connected, if there is one: a world that ends
+  /// sooner would look like an error to those that still connect to it.
+  void await_watch();
 
   std::string aborted() const;
 
   /// Ends the world with this reason, unless it has ended.
   void abort(const std::string& reason);
+
+  /// Ends the world because the store has failed with `error`, as seen `what`.
+  void lose_store(const std::string& what, const std::exception_ptr& error);
 
   /// Ends the world if another rank says so, or has died; `waiting_for` are
   /// ranks that are still to come, and `what` says who looks. Never waits.
@@ -93,21 +90,26 @@ class C10dWorld {
     std::shared_ptr<std::atomic<bool>> is_done;
   };
 
+  /// `task` must not use the world, which may end before it.
   void in_background(std::function<void()> task);
-  bool is_over() const;
+  void start_watch();
   void look_at_watch(
       const std::vector<int>& waiting_for,
       const std::string& what);
+  bool watch_is_broken();
   bool has_said_goodbye(int rank);
+  void tell(const std::string& key, const std::string& text);
 
   const C10dWorldOptions options_;
   const C10dStorePtr store_;
   const std::shared_ptr<C10dGroup> watch_;
   std::shared_ptr<C10dOperation> watch_call_; // null: there is no watch
-  mutable std::mutex mutex_;                  // guards what follows
+  /// Set when the world has ended, or been aborted.
+  const std::shared_ptr<std::atomic<bool>> is_over_ =
+      std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> store_is_lost_ = false;
+  mutable std::mutex mutex_; // guards what follows
   std::string aborted_;
-  bool can_borrow_ = false;
-  bool is_ending_ = false;
   std::list<Task> tasks_;
 };
 

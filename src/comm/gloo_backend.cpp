@@ -1,5 +1,7 @@
 #include "comm/gloo_backend.h"
 
+#include "comm/sigpipe_block.h"
+
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -54,6 +56,7 @@ class GlooBackend : public c10d::ProcessGroupGloo, public TaggedBackend {
  private:
   /// Null where the connection to `peer` is broken.
   c10::intrusive_ptr<c10d::Work> try_receive(int peer, size_t context) {
+    const SigpipeBlock block;
     try {
       std::vector<at::Tensor> nothing = {at::empty({1}, at::kByte)};
       return recv(nothing, peer, static_cast<int>(context));
@@ -89,7 +92,9 @@ GlooDevices make_gloo_devices(GlooInterface interface) {
   return devices;
 }
 
+// Gloo writes without MSG_NOSIGNAL, from its own threads (seen in 2.13.0).
 GlooDevices gloo_devices(GlooInterface interface) {
+  const SigpipeBlock block;
   try {
     return make_gloo_devices(interface);
   } catch (...) {
@@ -107,6 +112,7 @@ C10dBackendFactory gloo_factory(
     GlooInterface interface) {
   return [devices = gloo_devices(interface), timeout](
              const C10dStorePtr& store, int rank, int size) -> C10dBackendPtr {
+    const SigpipeBlock block;
     const auto options = c10d::ProcessGroupGloo::Options::create(
         std::min(timeout, kConnectLimit));
     options->devices = devices;

@@ -20,7 +20,8 @@ std::shared_ptr<Communicator> make_gloo_communicator(
        .rank = rank,
        .size = size,
        .timeout = timeout,
-       .compare_calls = compare_calls == CompareCalls::kYes});
+       .compare_calls = compare_calls == CompareCalls::kYes,
+       .is_tagged = true});
 }
 
 } // namespace fsdp::detail

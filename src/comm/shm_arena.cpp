@@ -38,8 +38,7 @@ void ShmArena::drop_free_blocks() {
   }
   while (extents_.size() > 1 && extents_.front().blocks.empty()) {
     host_->free(
-        extents_.front().begin,
-        extents_.front().end - extents_.front().begin);
+        extents_.front().begin, extents_.front().end - extents_.front().begin);
     extents_.erase(extents_.begin());
   }
 }
@@ -54,8 +53,7 @@ std::optional<size_t> ShmArena::insert(Extent& extent, const Block& block) {
   if (next == extent.blocks.end() && extent.end - begin < bytes) {
     return std::nullopt;
   }
-  extent.blocks.insert(
-      next, {begin, begin + bytes, block.epoch, block.call});
+  extent.blocks.insert(next, {begin, begin + bytes, block.epoch, block.call});
   return begin;
 }
 

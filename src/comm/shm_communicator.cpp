@@ -2,14 +2,15 @@
 
 #include "comm/reduce.h"
 #include "comm/shm_group.h"
+#include "comm/shm_place.h"
 #include "comm/shm_slices.h"
+#include "comm/shm_work.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -19,32 +20,6 @@ namespace {
 
 /// Larger buffers are reduced part by part, each by one rank.
 constexpr size_t kLargestFlatReduction = size_t{32} << 10;
-
-/// A call, or two of which the second takes up the result of the first.
-class ShmWork : public Work {
- public:
-  ShmWork(
-      std::shared_ptr<ShmGroup> group,
-      ShmGroup::Operation operation,
-      std::function<void()> detach)
-      : group_(std::move(group)),
-        operation_(std::move(operation)),
-        detach_(std::move(detach)) {}
-
-  ~ShmWork() override { group_->abandon(operation_, detach_); }
-
-  ShmWork(const ShmWork&) = delete;
-  ShmWork& operator=(const ShmWork&) = delete;
-
-  bool ready() override { return group_->ready(operation_); }
-
-  void wait() override { group_->wait(operation_); }
-
- private:
-  std::shared_ptr<ShmGroup> group_;
-  ShmGroup::Operation operation_;
-  std::function<void()> detach_;
-};
 
 /// A copy of what is to be contributed, for when its owner goes away.
 std::function<ShmContribution()> copy_of(const ShmContribution& contribution) {
@@ -56,49 +31,6 @@ std::function<ShmContribution()> copy_of(const ShmContribution& contribution) {
     return result;
   };
 }
-
-/// A rank's group, and the groups that it got by splitting that.
-///
-/// [Note: Failures reach children] A failure ends the epoch of the failed rank
-/// in its group and in all groups below, each at its own epoch and number of
-/// calls. Places outlive the communicators they belong to: an exception that
-/// leaves a rank's main function destroys nets, and with them children, before
-/// it is caught and signalled. And peers may still read what a rank that is
-/// gone has contributed.
-class ShmPlace {
- public:
-  explicit ShmPlace(std::shared_ptr<ShmGroup> group)
-      : group_(std::move(group)) {}
-
-  const std::shared_ptr<ShmGroup>& group() const { return group_; }
-
-  void add_child(std::shared_ptr<ShmPlace> child) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(children_, [](const auto& each) { return each->is_over(); });
-    children_.push_back(std::move(child));
-  }
-
-  void end_epoch(const std::string& failure) {
-    group_->end_epoch(failure);
-    const std::lock_guard lock(mutex_);
-    for (const auto& child : children_) {
-      child->end_epoch(failure);
-    }
-  }
-
- private:
-  bool is_over() {
-    const std::lock_guard lock(mutex_);
-    return group_->is_over() &&
-        std::all_of(children_.begin(), children_.end(), [](const auto& each) {
-             return each->is_over();
-           });
-  }
-
-  const std::shared_ptr<ShmGroup> group_;
-  std::mutex mutex_; // children may be used by another thread
-  std::vector<std::shared_ptr<ShmPlace>> children_;
-};
 
 class ShmCommunicator : public Communicator {
  public:
@@ -170,9 +102,7 @@ class ShmCommunicator : public Communicator {
 
   std::unique_ptr<Work> start(ShmOperation operation);
   std::unique_ptr<Work> reduce_flat(std::span<std::byte> buffer, Call call);
-  std::unique_ptr<Work> reduce_by_parts(
-      std::span<std::byte> buffer,
-      Call call);
+  std::unique_ptr<Work> reduce_by_parts(std::span<std::byte> buffer, Call call);
   std::vector<std::string> exchange_bytes(std::string_view mine, Call call);
   void fail_together(const std::string& error, const std::string& what);
   /// Address space for this rank and others, which their `leader` takes.
@@ -364,8 +294,7 @@ std::unique_ptr<Work> ShmCommunicator::broadcast(
     std::string what) {
   const bool is_root = root == rank();
   ShmOperation operation{
-      .call =
-          broadcast_call(std::ssize(buffer), root, size(), std::move(what)),
+      .call = broadcast_call(std::ssize(buffer), root, size(), std::move(what)),
       .contribution =
           [buffer, is_root] {
             return ShmContribution{
@@ -406,8 +335,7 @@ std::vector<std::string> ShmCommunicator::exchange_bytes(
 }
 
 void ShmCommunicator::barrier(std::string what) {
-  exchange_bytes(
-      {}, Call{.kind = CallKind::kBarrier, .what = std::move(what)});
+  exchange_bytes({}, Call{.kind = CallKind::kBarrier, .what = std::move(what)});
 }
 
 std::vector<std::string> ShmCommunicator::exchange(

@@ -23,8 +23,12 @@ template <size_t kBytes>
 class SharedText {
  public:
   void store(std::string_view text) {
+    constexpr std::string_view kCut = "...";
     std::array<char, kBytes> bytes{};
-    text.copy(bytes.data(), kBytes - 1);
+    const size_t copied = text.copy(bytes.data(), kBytes - 1);
+    if (copied < text.size()) {
+      kCut.copy(&bytes[copied - kCut.size()], kCut.size());
+    }
     for (size_t i = 0; i < words_.size(); ++i) {
       uint64_t word = 0;
       std::memcpy(&word, bytes.data() + i * sizeof(word), sizeof(word));
@@ -68,7 +72,7 @@ enum class ShmGone : uint32_t { kNo, kGone, kGoneByException };
 /// memory].
 struct alignas(128) ShmRankLine {
   static constexpr uint64_t kEpochs = 32; // that a rank may be ahead of others
-  static constexpr uint64_t kCalls = 64;  // contributed and not yet taken by all
+  static constexpr uint64_t kCalls = 64; // contributed and not yet taken by all
 
   std::atomic<uint64_t> epoch;
   std::atomic<uint64_t> contributed; // calls of this epoch
@@ -94,13 +98,21 @@ struct alignas(128) ShmGroupHeader {
 
 /// At the start of a segment.
 struct alignas(128) ShmSegmentHeader {
-  enum Abort : uint32_t { kRunning, kBeingWritten, kAborted };
   static constexpr size_t kMaxRanks = 1024;
 
-  std::atomic<uint64_t> used_bytes;  // address space; written by all
-  std::atomic<uint32_t> abort_state; // written by all
-  SharedText<1024> abort_text;
-  std::array<std::atomic<uint32_t>, kMaxRanks> left; // by rank
+  std::atomic<uint64_t> used_bytes; // address space; written by all
+  std::atomic<uint32_t> aborted_by; // 1 + the first rank; written by all
+  // By rank:
+  std::array<std::atomic<uint32_t>, kMaxRanks> left;
+  std::array<std::atomic<uint64_t>, kMaxRanks> returned; // ShmReturnedRange
+  std::array<SharedText<2048>, kMaxRanks> abort_texts;
+};
+
+/// At the start of address space that goes back to the rank that allocated it:
+/// a list, from the last to the first. Others add to it, its rank takes all.
+struct ShmReturnedRange {
+  uint64_t next_offset; // 0: none
+  uint64_t bytes;
 };
 
 } // namespace fsdp::detail

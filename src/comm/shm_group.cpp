@@ -11,6 +11,8 @@ namespace fsdp::detail {
 namespace {
 
 constexpr size_t kPayloadAlignment = 64;
+// In front of a contribution, unless its call has a name of that length.
+constexpr size_t kRoomForHeader = size_t{4} << 10;
 
 size_t padded(size_t bytes) {
   return (bytes + kPayloadAlignment - 1) / kPayloadAlignment *
@@ -25,7 +27,10 @@ void copy_shared_bytes(std::byte* to, const ShmContribution& contribution) {
   const auto& [bytes, skip_begin, skip_end, stores] = contribution;
   copy_bytes(to, bytes.data(), skip_begin, stores);
   copy_bytes(
-      to + skip_begin, bytes.data() + skip_end, bytes.size() - skip_end, stores);
+      to + skip_begin,
+      bytes.data() + skip_end,
+      bytes.size() - skip_end,
+      stores);
 }
 
 } // namespace
@@ -48,9 +53,11 @@ ShmGroup::ShmGroup(
       arena_(host_, [this](uint64_t epoch, uint64_t call) {
         return all_have_passed(epoch, call);
       }) {
+  host_->add_group(this, [this] { return advance_meanwhile(); });
 }
 
 ShmGroup::~ShmGroup() {
+  host_->remove_group(this);
   if (host_->segment().forked()) {
     return;
   }
@@ -59,7 +66,7 @@ ShmGroup::~ShmGroup() {
   arena_.close();
   auto& gone = host_->at<ShmGroupHeader>(control_offset_)->members_gone;
   if (gone.fetch_add(1) + 1 == static_cast<uint32_t>(size())) {
-    host_->free(control_offset_, control_bytes(size()));
+    host_->free(control_offset_, control_bytes(size()), members_.front());
   }
 }
 
@@ -134,7 +141,11 @@ std::string ShmGroup::difference_at(const ShmOperation& operation) const {
     } else if (header != expected) {
       return "ranks differ: " +
           difference_text(
-                 decode_call(header), r, decode_call(expected), *first, size()) +
+                 decode_call(header),
+                 r,
+                 decode_call(expected),
+                 *first,
+                 size()) +
           ". All ranks must call the same collectives in the same order.";
     }
   }
@@ -156,7 +167,10 @@ ShmGroup::Operation ShmGroup::issue(ShmOperation operation) {
   mine().last_call.store(title);
   operations_.push_back(std::make_shared<ShmOperation>(std::move(operation)));
   const Operation made = operations_.back();
-  contribute_all();
+  const std::string problem = contribute_all();
+  if (!problem.empty()) {
+    fail(problem);
+  }
   return made;
 }
 
@@ -188,12 +202,18 @@ bool ShmGroup::contribute(ShmOperation& operation) {
   return true;
 }
 
-void ShmGroup::contribute_all() {
+std::string ShmGroup::contribute_all() {
   for (const Operation& operation : operations_) {
-    if (!operation->contributed && !contribute(*operation)) {
-      break; // in order
+    try {
+      if (!operation->contributed && !contribute(*operation)) {
+        break; // in order
+      }
+    } catch (const CommunicationError& error) {
+      return rank_text(rank_, size()) +
+          " failed: " + title_of(operation->call) + ": " + error.what();
     }
   }
+  return {};
 }
 
 void ShmGroup::deliver(ShmOperation& operation) {
@@ -216,24 +236,36 @@ void ShmGroup::deliver(ShmOperation& operation) {
 }
 
 std::string ShmGroup::advance() {
-  for (contribute_all(); !operations_.empty(); contribute_all()) {
+  while (true) {
+    const std::string problem = contribute_all();
+    if (!problem.empty() || operations_.empty()) {
+      return problem;
+    }
     const Operation first = operations_.front();
+    // Before the comparison, so that what is taken has been compared.
+    const bool have_all_come =
+        first->contributed && !first_missing([&](int peer) {
+          return has_contributed(peer, first->number);
+        });
     std::string failure = failure_of(first->number);
     if (failure.empty() && first->contributed) {
       failure = difference_at(*first);
     }
-    if (!failure.empty()) {
+    if (!failure.empty() || !have_all_come) {
       return failure;
     }
-    if (!first->contributed || first_missing([&](int peer) {
-          return has_contributed(peer, first->number);
-        })) {
-      break;
-    }
-    operations_.pop_front();
     deliver(*first);
+    operations_.pop_front();
   }
-  return {};
+}
+
+bool ShmGroup::advance_meanwhile() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || operations_.empty()) {
+    return false; // another thread is at it, or there is nothing to do
+  }
+  static_cast<void>(advance()); // who waits here will meet the failure again
+  return !operations_.empty();
 }
 
 bool ShmGroup::ready(const Operation& operation) {
@@ -277,6 +309,7 @@ ShmGroup::Waiting ShmGroup::waiting_for_first(Clock::time_point start) const {
   Waiting waiting;
   waiting.title = title_of(first.call);
   waiting.start = start;
+  waiting.calls = first.number;
   if (first.contributed) {
     waiting.has_come = [this, number = first.number](int peer) {
       return has_contributed(peer, number);
@@ -302,7 +335,8 @@ void ShmGroup::abandon(
 
 void ShmGroup::reserve(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  arena_.reserve(bytes);
+  check_aborted("memory for contributions");
+  arena_.reserve(bytes + kRoomForHeader);
 }
 
 // Failures.
@@ -314,7 +348,9 @@ uint64_t ShmGroup::epoch() {
 
 void ShmGroup::end_epoch(const std::string& failure) {
   const std::lock_guard lock(mutex_);
-  go_on(failure, contributed_);
+  if (!host_->segment().forked()) {
+    go_on(failure, contributed_);
+  }
 }
 
 void ShmGroup::fail(const std::string& failure) {
@@ -328,6 +364,9 @@ void ShmGroup::go_on(const std::string& failure, uint64_t calls) {
     operation->is_over = true;
   }
   await_slowest();
+  if (!host_->aborted().empty()) {
+    return; // a peer may still read what would be written now
+  }
   std::string text = failure;
   for (int r = 0; r < size(); ++r) { // the first failure of an epoch counts
     if (r != rank_ && line(r).epoch > epoch_) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -60,8 +61,9 @@ struct ShmOperation {
 /// them in its line and counts up `contributed`; when all have contributed, a
 /// rank takes the result straight from the arenas of the others and counts up
 /// `taken`, which frees their blocks. Making a call never waits: where there is
-/// no room the contribution follows later, from whatever this rank does next
-/// with the group. Calls are taken in the order in which they were made.
+/// no room the contribution follows later: when this rank does something with
+/// the group, or sleeps in a wait of any group. Calls are taken in the order in
+/// which they were made.
 ///
 /// A failure ends the epoch of a rank: it notes to how many calls it has
 /// contributed, and why it ends, and goes on to the next epoch. Peers take the
@@ -97,11 +99,9 @@ class ShmGroup {
   bool ready(const Operation& operation);
   /// Returns when the result is delivered. Throws CommunicationError.
   void wait(const Operation& operation);
-  /// The buffers of `operation` go away: runs `detach`, which changes it so that
-  /// they are not needed, unless it is over.
-  void abandon(
-      const Operation& operation,
-      const std::function<void()>& detach);
+  /// The buffers of `operation` go away: runs `detach`, which changes it so
+  /// that they are not needed, unless it is over.
+  void abandon(const Operation& operation, const std::function<void()>& detach);
 
   /// Waits until `has_come` is true for all peers, who ring when it becomes so.
   /// A failure that would end the next call ends this wait.
@@ -113,6 +113,8 @@ class ShmGroup {
 
   void reserve(size_t bytes);
 
+  /// Throws CommunicationError where no call can succeed any more.
+  void check_aborted(const std::string& title) const;
   uint64_t epoch();
   void end_epoch(const std::string& failure);
 
@@ -131,7 +133,8 @@ class ShmGroup {
     std::string title;
     HasCome has_come;
     Clock::time_point start;
-    int peer = 0; // the first of those that have not come
+    int peer = 0;       // the first of those that have not come
+    uint64_t calls = 0; // that count, should the peer have left
   };
 
   ShmRankLine& line(int rank) const { return lines_[rank]; }
@@ -153,10 +156,15 @@ class ShmGroup {
 
   // Calls of this rank.
   bool contribute(ShmOperation& operation);
-  void contribute_all();
+  /// Contributes to what there is room for. Returns why this rank can not.
+  std::string contribute_all();
   void deliver(ShmOperation& operation);
-  /// Goes as far as possible without waiting. Returns the failure that it meets.
+  /// Goes as far as possible without waiting. Returns the failure that it
+  /// meets.
   std::string advance();
+  /// The same while this rank waits in another group. Returns whether calls are
+  /// left.
+  bool advance_meanwhile();
   /// What the first call that is not over waits for.
   Waiting waiting_for_first(Clock::time_point start) const;
 
@@ -171,7 +179,7 @@ class ShmGroup {
       const Waiting& waiting,
       const std::function<bool()>& may_go_on);
   void look_around(const Waiting& waiting);
-  bool is_gone_for_good(const Waiting& waiting) const;
+  bool is_gone_for_good(const Waiting& waiting);
   void check_gone(Lock& lock, const Waiting& waiting);
   std::string describe(int peer) const;
   std::string missing_text(const Waiting& waiting) const;
@@ -182,7 +190,6 @@ class ShmGroup {
   void go_on(const std::string& failure, uint64_t calls);
   void await_slowest();
   [[noreturn]] void fail(const std::string& failure);
-  void check_aborted(const std::string& title) const;
 
   std::shared_ptr<ShmHost> host_;
   size_t control_offset_;
@@ -196,11 +203,12 @@ class ShmGroup {
   std::array<std::optional<std::pair<uint64_t, uint64_t>>, ShmRankLine::kCalls>
       described_;
   uint64_t epoch_ = 0;
-  uint64_t first_ = 0;               // contribution of this epoch
-  uint64_t made_ = 0;                // calls of this epoch
-  uint64_t contributed_ = 0;         // of them
-  uint64_t taken_ = 0;               // of them
-  std::deque<Operation> operations_; // made, not taken
+  uint64_t first_ = 0;                            // contribution of this epoch
+  uint64_t made_ = 0;                             // calls of this epoch
+  uint64_t contributed_ = 0;                      // of them
+  uint64_t taken_ = 0;                            // of them
+  std::deque<Operation> operations_;              // made, not taken
+  std::map<int, Clock::time_point> noticed_gone_; // peers, and since when
 };
 
 } // namespace fsdp::detail

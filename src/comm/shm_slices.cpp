@@ -54,7 +54,7 @@ ShmSlices::~ShmSlices() {
   }
   auto& gone = host.at<Header>(offset_)->members_gone;
   if (gone.fetch_add(1) + 1 == static_cast<uint32_t>(group_->size())) {
-    host.free(offset_, bytes_);
+    host.free(offset_, bytes_, group_->members().front());
   }
 }
 
@@ -83,25 +83,35 @@ std::span<const std::byte> ShmSlices::whole(size_t buffer) {
       static_cast<size_t>(group_->size()) * slice_bytes};
 }
 
+void ShmSlices::add_one(std::atomic<uint64_t> Line::*count) {
+  if (!group_->host()->segment().forked()) {
+    ++(line(group_->rank()).*count);
+    group_->ring();
+  }
+}
+
+void ShmSlices::await(
+    const std::string& what,
+    std::atomic<uint64_t> Line::*count) const {
+  group_->check_aborted(what);
+  const uint64_t own = line(group_->rank()).*count;
+  group_->await(what, [&](int rank) { return line(rank).*count >= own; });
+}
+
 void ShmSlices::publish() {
-  ++line(group_->rank()).published;
-  group_->ring();
+  add_one(&Line::published);
 }
 
 void ShmSlices::await_published(const std::string& what) {
-  const uint64_t count = line(group_->rank()).published;
-  group_->await(
-      what, [&](int rank) { return line(rank).published >= count; });
+  await(what, &Line::published);
 }
 
 void ShmSlices::retire() {
-  ++line(group_->rank()).retired;
-  group_->ring();
+  add_one(&Line::retired);
 }
 
 void ShmSlices::await_retired(const std::string& what) {
-  const uint64_t count = line(group_->rank()).retired;
-  group_->await(what, [&](int rank) { return line(rank).retired >= count; });
+  await(what, &Line::retired);
 }
 
 } // namespace fsdp::detail

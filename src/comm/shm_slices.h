@@ -4,6 +4,7 @@
 
 #include <fsdp/communicator.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -44,6 +45,9 @@ class ShmSlices : public SharedSlices {
   struct Line; // what a rank shows to the others
 
   Line& line(int rank) const;
+  void add_one(std::atomic<uint64_t> Line::*count);
+  /// Waits until the count of all is at least this rank's.
+  void await(const std::string& what, std::atomic<uint64_t> Line::*count) const;
 
   std::shared_ptr<ShmGroup> group_;
   size_t offset_;

@@ -19,8 +19,18 @@ using std::chrono::milliseconds;
 constexpr int kSpins = 50;
 constexpr std::chrono::microseconds kYieldTime(50);
 constexpr milliseconds kLookAroundEvery(100);
+// Peers do not ring for what they do in other groups.
+constexpr milliseconds kLookAtOthersEvery(1);
 // Who left because of an exception may still say which.
 constexpr milliseconds kGraceForReason(1000);
+// Of missing ranks: a text has no room for hundreds.
+constexpr int kMostDescribed = 6;
+
+// Any limit can be compared with it: in nanoseconds the longest would overflow.
+milliseconds milliseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration_cast<milliseconds>(
+      std::chrono::steady_clock::now() - start);
+}
 
 void pause_briefly() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -42,15 +52,21 @@ std::optional<int> ShmGroup::first_missing(const HasCome& has_come) const {
 
 void ShmGroup::await(const std::string& title, const HasCome& has_come) {
   Lock lock(mutex_);
-  Waiting waiting{
-      .title = title, .has_come = has_come, .start = Clock::now()};
-  while (const auto missing = first_missing(has_come)) {
-    check_aborted(title);
+  Waiting waiting{.title = title, .has_come = has_come, .start = Clock::now()};
+  while (true) {
+    // Before the look at who is missing, since a peer may fail later on, when
+    // all have come.
     const std::string failure = failure_of(made_);
+    const auto missing = first_missing(has_come);
+    if (!missing) {
+      return;
+    }
+    check_aborted(title);
     if (!failure.empty()) {
       fail(failure);
     }
     waiting.peer = *missing;
+    waiting.calls = contributed_;
     wait_for(lock, waiting, [&] {
       return has_come(waiting.peer) || !failure_of(made_).empty();
     });
@@ -95,7 +111,9 @@ void ShmGroup::sleep(
       break;
     }
     lock.unlock();
-    futex_wait(mine().bell, bell, kLookAroundEvery);
+    const bool others_wait = host_->let_others_go_on(this);
+    futex_wait(
+        mine().bell, bell, others_wait ? kLookAtOthersEvery : kLookAroundEvery);
     lock.lock();
     if (Clock::now() >= next_look && !may_go_on()) {
       look_around(waiting);
@@ -128,7 +146,7 @@ void ShmGroup::look_around(const Waiting& waiting) {
         rank_text(*dead, world) + " (" + host_->segment().describe(*dead) +
         ") died; " + rank_text(members_[static_cast<size_t>(rank_)], world) +
         " noticed it in " + waiting.title + ". Look for its last lines.");
-  } else if (Clock::now() - waiting.start > host_->timeout()) {
+  } else if (milliseconds_since(waiting.start) > host_->timeout()) {
     host_->abort(missing_text(waiting));
   }
 }
@@ -143,22 +161,28 @@ std::string ShmGroup::missing_text(const Waiting& waiting) const {
   std::string ranks;
   int count = 0;
   for (int r = 0; r < size(); ++r) {
-    if (r != rank_ && !waiting.has_come(r)) {
-      ranks += (count++ == 0 ? "" : ", ") + describe(r);
+    if (r != rank_ && !waiting.has_come(r) && ++count <= kMostDescribed) {
+      ranks += (count == 1 ? "" : ", ") + describe(r);
     }
   }
-  return waiting.title + ": " + rank_text(rank_, size()) +
-      " timed out after " + std::to_string(host_->timeout().count()) +
+  if (count > kMostDescribed) {
+    ranks += " and " + std::to_string(count - kMostDescribed) + " more";
+  }
+  return waiting.title + ": " + rank_text(rank_, size()) + " timed out after " +
+      std::to_string(host_->timeout().count()) +
       " ms; not arrived: " + (count == 1 ? "rank " : "ranks ") + ranks +
       ". Look for an error or a different path there, or raise the time limit "
       "if it is only slow.";
 }
 
-bool ShmGroup::is_gone_for_good(const Waiting& waiting) const {
+bool ShmGroup::is_gone_for_good(const Waiting& waiting) {
   const ShmGone gone = line(waiting.peer).gone; // before the look at its calls
-  return gone != ShmGone::kNo && !waiting.has_come(waiting.peer) &&
-      (gone == ShmGone::kGone ||
-       Clock::now() - waiting.start > kGraceForReason);
+  if (gone == ShmGone::kNo || waiting.has_come(waiting.peer)) {
+    return false;
+  }
+  const auto noticed = noticed_gone_.try_emplace(waiting.peer, Clock::now());
+  return gone == ShmGone::kGone ||
+      milliseconds_since(noticed.first->second) > kGraceForReason;
 }
 
 void ShmGroup::check_gone(Lock& lock, const Waiting& waiting) {
@@ -171,7 +195,7 @@ void ShmGroup::check_gone(Lock& lock, const Waiting& waiting) {
   const std::string text = waiting.title + ": " + rank_text(rank_, size()) +
       " waits for rank " + std::to_string(waiting.peer) +
       ", gone without this call. Look for the first error there.";
-  go_on(rank_text(rank_, size()) + " failed: " + text, taken_);
+  go_on(rank_text(rank_, size()) + " failed: " + text, waiting.calls);
   throw CommunicationError(text);
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "comm/call.h" // rank_text
+
 #include <fsdp/communicator.h>
 
 #include <c10/util/Exception.h>
@@ -9,11 +11,6 @@
 #include <utility>
 
 namespace fsdp::detail {
-
-/// "rank 2/8"
-inline std::string rank_text(int rank, int world_size) {
-  return "rank " + std::to_string(rank) + "/" + std::to_string(world_size);
-}
 
 /// The text of an exception, without the stack trace that libtorch adds.
 inline std::string text_of(const std::exception& error) {

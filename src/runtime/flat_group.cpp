@@ -1,8 +1,8 @@
 #include "runtime/flat_group.h"
 
+#include "comm/shared_weights.h"
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
-#include "runtime/shared_weights.h"
 #include "runtime/tensor_bytes.h"
 
 #include <ATen/ATen.h>
@@ -70,9 +70,8 @@ FlatGroup::FlatGroup(
 }
 
 int64_t FlatGroup::shareable_bytes() const {
-  return layout_.world_size() == 1
-      ? 0
-      : layout_.slice_numel() *
+  return layout_.world_size() == 1 ? 0
+                                   : layout_.slice_numel() *
           static_cast<int64_t>(c10::elementSize(compute_dtype_));
 }
 
@@ -208,8 +207,11 @@ void FlatGroup::leave_region(Writes writes) {
     }
     switch_to(parameter.tensor, parameter.sharded);
   }
-  if (writes == Writes::kDrop) {
+  if (writes == Writes::kDrop && wrote_in_region_) {
     undo_writes();
+  }
+  if (has_writes() && shard_is_shared()) {
+    point_to(*shard_storage_, own_slot(gathered_));
   }
   wrote_in_region_ = false;
   shard_before_.reset();
@@ -220,15 +222,14 @@ void FlatGroup::leave_region(Writes writes) {
 }
 
 void FlatGroup::undo_writes() {
-  if (!wrote_in_region_) {
-    return;
-  }
   const InternalGuard internal;
   if (is_shared()) {
     discard(); // the storage may point to the copy
     gathered_ = copy_before_;
   }
-  if (shard_before_.defined()) {
+  if (shard_is_shared()) {
+    point_to_shared_slice();
+  } else {
     shard_.copy_(shard_before_);
   }
 }
@@ -236,9 +237,9 @@ void FlatGroup::undo_writes() {
 bool FlatGroup::has_replaced() const {
   return !plain_ &&
       std::any_of(
-             parameters_.begin(), parameters_.end(), [&](const auto& each) {
-               return unit_storage(each.tensor) != shard_storage_.get();
-             });
+          parameters_.begin(), parameters_.end(), [&](const auto& each) {
+            return unit_storage(each.tensor) != shard_storage_.get();
+          });
 }
 
 void FlatGroup::check_replacement(int64_t index, at::ScalarType accepted)
@@ -291,6 +292,10 @@ void FlatGroup::take_over(int64_t index, at::ScalarType accepted) {
 }
 
 void FlatGroup::take_over_in_region(int64_t index) {
+  check_replacement(index, compute_dtype_);
+  if (is_shared()) {
+    prepare_write();
+  }
   if (!shard_is_shared()) {
     take_over(index, compute_dtype_);
   }
@@ -298,8 +303,6 @@ void FlatGroup::take_over_in_region(int64_t index) {
     return;
   }
   const InternalGuard internal;
-  check_replacement(index, compute_dtype_);
-  make_own_copy();
   const auto flat = parameters_[index].tensor.detach().reshape({-1});
   auto target = layout_.interval(index);
   if (flat.numel() != target.numel()) { // this rank's shard
@@ -374,6 +377,10 @@ void FlatGroup::make_own_copy() {
   if (gathered_.defined()) {
     return;
   }
+  communicate([&] {
+    shared_->await_readable(
+        "copy of unit '" + settings_.unit_name + "', for a write to it");
+  });
   const auto shared = shared_->slices()->whole(shared_buffer_);
   gathered_ = at::empty(
       {layout_.total_numel()},
@@ -389,10 +396,10 @@ void FlatGroup::prepare_write() {
   if (!wrote_in_region_ && !shard_is_shared()) {
     shard_before_ = shard_.clone();
   }
+  if (!wrote_in_region_ && has_writes()) {
+    copy_before_ = gathered_.clone();
+  }
   if (is_shared()) {
-    if (!wrote_in_region_ && gathered_.defined()) {
-      copy_before_ = gathered_.clone();
-    }
     make_own_copy();
   }
   wrote_in_region_ = true;
@@ -405,10 +412,16 @@ void FlatGroup::take_up_writes() {
   }
   discard();
   if (shard_is_shared()) {
-    const InternalGuard internal;
-    shard_.copy_(own_slot(gathered_));
+    const auto own = shared_->slices()->own(shared_buffer_);
+    std::memcpy(own.data(), own_slot(gathered_).data_ptr(), own.size());
+    point_to_shared_slice();
   }
   gathered_.reset();
+}
+
+void FlatGroup::point_to_shared_slice() {
+  shard_storage_->set_data_ptr_noswap(c10::DataPtr(
+      shared_->slices()->own(shared_buffer_).data(), shard_storage_->device()));
 }
 
 void FlatGroup::refresh_shared_slice() {

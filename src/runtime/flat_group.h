@@ -64,8 +64,9 @@ struct GroupSettings {
 /// lie there side by side in the type to compute with, so that a gather copies
 /// nothing: UNSHARDED storages point to that memory, which others read too. A
 /// region that writes to whole weights does so on a copy of its own, which
-/// this rank then uses instead. When weights become writable again (see [Note:
-/// Generations]) its slice of the copy goes to the shared memory.
+/// this rank then uses instead; the shard points to its slice of the copy. When
+/// weights become writable again (see [Note: Generations]) that slice goes to
+/// the shared memory.
 class FlatGroup {
  public:
   FlatGroup(
@@ -161,10 +162,13 @@ class FlatGroup {
   void check_replacement(int64_t index, at::ScalarType accepted) const;
   /// The same for a parameter that was replaced in a region.
   void take_over_in_region(int64_t index);
+  void undo_writes(); // of this region
   void make_own_copy();
+  void point_to_shared_slice(); // the shard
   void write_back();
-  void undo_writes();
-  bool shard_is_shared() const { return is_shared() && compute_dtype_ == dtype_; }
+  bool shard_is_shared() const {
+    return is_shared() && compute_dtype_ == dtype_;
+  }
   void* whole_data() const;
   void check_plain(const Parameter& parameter) const;
   /// This rank's part of `whole`, 1-D of all slices.
@@ -194,7 +198,7 @@ class FlatGroup {
 
   c10::intrusive_ptr<UnitStorage> shard_storage_;
   c10::intrusive_ptr<UnitStorage> whole_storage_;
-  at::Tensor shard_;         // 1-D, this rank's slice
+  at::Tensor shard_; // 1-D, this rank's slice
   /// 1-D, all slices; undefined while RELEASED. Of shared slices: the copy that
   /// this rank has written to, or undefined.
   at::Tensor gathered_;

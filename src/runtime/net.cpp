@@ -123,9 +123,8 @@ void Net::share_weights() {
     }
   });
   size_t next = 0;
-  each_group([&](FlatGroup& group) {
-    group.take_parameters(shared_.get(), next++);
-  });
+  each_group(
+      [&](FlatGroup& group) { group.take_parameters(shared_.get(), next++); });
 }
 
 void Net::reserve_memory() {

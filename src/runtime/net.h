@@ -1,8 +1,8 @@
 #pragma once
 
+#include "comm/shared_weights.h"
 #include "runtime/flat_group.h"
 #include "runtime/reducer.h"
-#include "runtime/shared_weights.h"
 #include "runtime/unit.h"
 
 #include <fsdp/world.h>

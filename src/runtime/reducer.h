@@ -48,8 +48,8 @@ class Reducer {
   /// pass any more. Collective.
   void settle();
 
-  /// Assigns what settle() has reduced to .grad. Returns the parameters that have
-  /// got a gradient.
+  /// Assigns what settle() has reduced to .grad. Returns the parameters that
+  /// have got a gradient.
   std::vector<at::Tensor> assign(Accumulate accumulate);
 
   /// Ends a pass that failed: forgets all gradients that were not assigned, and

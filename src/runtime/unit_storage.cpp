@@ -91,17 +91,22 @@ c10::intrusive_ptr<UnitStorage> storage_on_slice(
     std::shared_ptr<const GroupTag> tag,
     std::shared_ptr<SharedSlices> slices,
     size_t buffer) {
-  using Owner = std::shared_ptr<SharedSlices>;
   const auto own = slices->own(buffer);
-  return c10::make_intrusive<UnitStorage>(
+  auto storage = c10::make_intrusive<UnitStorage>(
       kind,
       std::move(tag),
       own.size(),
-      c10::DataPtr(
-          own.data(),
-          new Owner(std::move(slices)),
-          [](void* owner) { delete static_cast<Owner*>(owner); },
-          c10::Device(c10::kCPU)));
+      c10::DataPtr(own.data(), c10::Device(c10::kCPU)));
+  storage->slices = std::move(slices);
+  return storage;
+}
+
+void point_to(UnitStorage& storage, const at::Tensor& tensor) {
+  storage.set_data_ptr_noswap(c10::DataPtr(
+      tensor.data_ptr(),
+      new at::Tensor(tensor),
+      [](void* owner) { delete static_cast<at::Tensor*>(owner); },
+      storage.device()));
 }
 
 void take_memory(UnitStorage& storage, const std::string& message) {

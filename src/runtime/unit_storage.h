@@ -43,6 +43,8 @@ struct UnitStorage final : c10::StorageImpl {
 
   const StorageKind kind;
   const std::shared_ptr<const GroupTag> tag;
+  /// Of slices that others see: what they lie in.
+  std::shared_ptr<SharedSlices> slices;
   /// Of gradients: autograd recorded how they were computed (create_graph), but
   /// a reduction over ranks has no graph.
   bool graph_dropped = false;
@@ -61,7 +63,7 @@ c10::intrusive_ptr<UnitStorage> allocate_storage(
     size_t nbytes,
     c10::Device device);
 
-/// A storage on this rank's slice of `buffer`, which it keeps alive.
+/// A storage on this rank's slice of `buffer`; it keeps `slices` alive.
 c10::intrusive_ptr<UnitStorage> storage_on_slice(
     StorageKind kind,
     std::shared_ptr<const GroupTag> tag,
@@ -76,6 +78,9 @@ void take_memory(UnitStorage& storage, const std::string& message);
 void give_memory(UnitStorage& storage, void* data);
 
 enum class Touched : uint8_t { kNo, kYes };
+
+/// Lets `storage` point to the memory of `tensor`, and keep that.
+void point_to(UnitStorage& storage, const at::Tensor& tensor);
 
 /// A contiguous tensor on `storage`, with the touch key or without.
 at::Tensor tensor_on(

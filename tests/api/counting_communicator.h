@@ -1,7 +1,6 @@
 #pragma once
 
-#include <fsdp/communicator.h>
-#include <fsdp/world.h>
+#include "harness/forwarding_communicator.h"
 
 #include <algorithm>
 #include <memory>
@@ -11,18 +10,18 @@
 
 namespace fsdp::testing {
 
-/// Passes every call on to another communicator and notes what it was. Splits
-/// write to the same notes.
-class CountingCommunicator : public Communicator {
+/// Notes what every call was. Splits write to the same notes.
+class CountingCommunicator final : public ForwardingCommunicator {
  public:
   using Notes = std::vector<std::string>;
 
-  explicit CountingCommunicator(
-      World world,
-      std::shared_ptr<Communicator> inner = nullptr,
-      std::shared_ptr<Notes> notes = std::make_shared<Notes>())
-      : world_(std::move(world)),
-        inner_(std::move(inner)),
+  explicit CountingCommunicator(World world)
+      : ForwardingCommunicator(std::move(world)),
+        notes_(std::make_shared<Notes>()) {}
+  CountingCommunicator(
+      std::shared_ptr<Communicator> inner,
+      std::shared_ptr<Notes> notes)
+      : ForwardingCommunicator(std::move(inner)),
         notes_(std::move(notes)) {}
 
   Notes& notes() { return *notes_; }
@@ -35,11 +34,6 @@ class CountingCommunicator : public Communicator {
         });
   }
 
-  int rank() const override { return inner().rank(); }
-  int size() const override { return inner().size(); }
-  std::chrono::milliseconds timeout() const override {
-    return inner().timeout();
-  }
   std::unique_ptr<Work> all_gather(
       std::span<std::byte> buffer,
       std::string what) override {
@@ -77,22 +71,12 @@ class CountingCommunicator : public Communicator {
     notes_->push_back(what);
     return inner().exchange(mine, std::move(what));
   }
-  uint64_t epoch() const override { return inner().epoch(); }
-  void signal_failure(std::string_view message) override {
-    inner().signal_failure(message);
-  }
   std::shared_ptr<Communicator> split(int color, int key) override {
     return std::make_shared<CountingCommunicator>(
-        world_, inner().split(color, key), notes_);
+        inner().split(color, key), notes_);
   }
 
  private:
-  Communicator& inner() const {
-    return inner_ ? *inner_ : world_.communicator();
-  }
-
-  World world_;                         // keeps the communicator alive
-  std::shared_ptr<Communicator> inner_; // null: that of `world_`
   std::shared_ptr<Notes> notes_;
 };
 

@@ -3,6 +3,7 @@
 #include "api/models.h"
 #include "api/program.h"
 #include "harness/counting_allocator.h"
+#include "harness/forwarding_communicator.h"
 
 #include <fsdp/fsdp.h>
 
@@ -43,7 +44,9 @@ TEST(Memory, AtRestIsAShareOfTheModel) {
     auto& account = accounts[static_cast<size_t>(world.rank())];
     const BookedOn booked(account);
     FullyShardedDataParallel net(
-        seeded([] { return make_chain(kDepth, kWidth); }), world, kEachLayer);
+        seeded([] { return make_chain(kDepth, kWidth); }),
+        gathering_world(world),
+        kEachLayer);
     const int64_t shards = kModel / 4 + 1000;
     EXPECT_LE(account.live_bytes, shards);
     for (int step = 0; step < 3; ++step) {
@@ -63,7 +66,9 @@ TEST(Memory, TheReportAddsUp) {
   static constexpr int64_t kLayer = kWidth * kWidth * kFloatBytes;
   on_ranks(4, [&](const World& world) {
     FullyShardedDataParallel net(
-        seeded([] { return make_chain(5, kWidth); }), world, kEachLayer);
+        seeded([] { return make_chain(5, kWidth); }),
+        gathering_world(world),
+        kEachLayer);
     const auto rest = net.memory();
     EXPECT_EQ(rest.whole_model_bytes, 5 * kLayer);
     EXPECT_EQ(rest.shard_bytes, 5 * kLayer / 4);
@@ -97,7 +102,7 @@ TEST(Memory, SlotsBoundTheGatheredUnits) {
     on_ranks(2, [&](const World& world) {
       FullyShardedDataParallel net(
           seeded([] { return make_chain(5, kWidth); }),
-          world,
+          gathering_world(world),
           Options().units(each<nn::Linear>()).slots(slots));
       for (int step = 0; step < 2; ++step) {
         net(wave({2, kWidth})).sum().backward();
@@ -149,7 +154,7 @@ TEST(Memory, ShardGradOpKeepsWeightsFromForwardToBackward) {
     auto options = kEachLayer;
     FullyShardedDataParallel net(
         seeded([] { return make_chain(5, kWidth); }),
-        world,
+        gathering_world(world),
         options.strategy(Strategy::kShardGradOp));
     auto loss = net(wave({2, kWidth})).sum();
     EXPECT_EQ(net.memory().gathered_bytes, 5 * kLayer);
@@ -192,7 +197,7 @@ TEST(Memory, FrozenWeightsCostNoGradientsAndAreReleasedInBackward) {
       return chain.ptr();
     };
     FullyShardedDataParallel net(
-        seeded(make), world, Options().units(each<Adapted>()));
+        seeded(make), gathering_world(world), Options().units(each<Adapted>()));
     for (int step = 0; step < 2; ++step) {
       auto x = wave({2, kWidth}).requires_grad_();
       MemoryReport last;

@@ -97,7 +97,8 @@ TEST(Order, RanksThatUseUnitsInAnotherOrderAreTold) {
   std::vector<std::string> errors(2);
   const auto x = wave({4, 4});
   on_ranks(2, [&](const World& world) {
-    FullyShardedDataParallel net(seeded(make_branches), world, kUnits);
+    FullyShardedDataParallel net(
+        seeded(make_branches), gathering_world(world), kUnits);
     const auto first = static_cast<size_t>(world.rank());
     errors[first] = error_of([&] {
       net.call([&](Branches& module) {
@@ -109,6 +110,7 @@ TEST(Order, RanksThatUseUnitsInAnotherOrderAreTold) {
     const auto plain = seeded(make_branches);
     EXPECT_TRUE(all_close(net(x), plain->forward(x), 1e-6, 1e-8));
   });
+  share_results(errors);
   for (const auto& error : errors) {
     EXPECT_TRUE(contains(error, "all_gather of unit 'branch0'")) << error;
     EXPECT_TRUE(contains(error, "all_gather of unit 'branch1'")) << error;

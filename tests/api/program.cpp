@@ -114,8 +114,7 @@ NamedValues whole_gradients(ShardedModule& net) {
 }
 
 at::Tensor Log::rows() const {
-  const auto share = kRows / world_.size();
-  return torch::arange(world_.rank() * share, (world_.rank() + 1) * share);
+  return rows_of_rank(world_);
 }
 
 void Log::loss(const at::Tensor& value) {

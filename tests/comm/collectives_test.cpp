@@ -186,40 +186,5 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Range(1, 6),
     testing::PrintToStringParamName());
 
-TEST(ThreadCommunicator, ReadyIsExact) {
-  const auto comms = make_thread_communicators(2, std::chrono::seconds(5));
-  Bytes first(4);
-  Bytes second(4);
-  const auto work = comms[0]->all_gather(first, "a");
-  EXPECT_FALSE(work->ready());
-  const auto peer = comms[1]->all_gather(second, "a");
-  EXPECT_TRUE(work->ready());
-  EXPECT_TRUE(peer->ready());
-  work->wait();
-  EXPECT_TRUE(work->ready());
-  work->wait();
-}
-
-TEST(ThreadCommunicator, WorksOutliveTheirCommunicator) {
-  auto comms = make_thread_communicators(2, std::chrono::seconds(5));
-  Bytes first = bytes_of<int32_t>({1});
-  Bytes second = bytes_of<int32_t>({2});
-  const auto sum = ReduceOp::kSum;
-  const auto work = comms[0]->all_reduce(first, DType::kInt32, sum, "a");
-  comms[0].reset();
-  comms[1]->all_reduce(second, DType::kInt32, sum, "a")->wait();
-  comms.clear();
-  work->wait();
-  EXPECT_EQ(first, bytes_of<int32_t>({3}));
-  EXPECT_EQ(second, bytes_of<int32_t>({3}));
-}
-
-TEST(ThreadCommunicator, NeedsARank) {
-  EXPECT_EQ(
-      error_of<std::invalid_argument>(
-          [] { make_thread_communicators(0, std::chrono::seconds(1)); }),
-      "thread communicators: expected at least 1 rank, but got 0");
-}
-
 } // namespace
 } // namespace fsdp::detail

@@ -138,7 +138,9 @@ class Rounds {
 class Recovery : public testing::TestWithParam<int> {};
 
 TEST_P(Recovery, AllMeetAgainAfterEveryFailure) {
-  run_ranks(GetParam(), [](Communicator& comm) { Rounds(comm, 11).run(affordable(300)); });
+  run_ranks(GetParam(), [](Communicator& comm) {
+    Rounds(comm, 11).run(affordable(300));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(

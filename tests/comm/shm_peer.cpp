@@ -10,6 +10,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -143,7 +144,8 @@ class PeerCommands {
   }
 
   // reserve_alone KEPT BYTES: data up to KEPT is there before; prints how much
-  // memory is taken before and after, and whether the data stayed.
+  // memory is taken before and after, where the first hole in the data is then,
+  // whether what was there stayed, and the failure.
   std::string reserve_alone(Words& words) {
     const auto kept = next<size_t>(words);
     const auto bytes = next<size_t>(words);
@@ -156,15 +158,17 @@ class PeerCommands {
       return std::to_string(status.st_blocks * 512);
     };
     std::string result = taken();
-    std::string failure = "-";
+    std::string failure = "no failure";
     try {
       memory.reserve(0, bytes);
     } catch (const std::exception& e) {
       failure = e.what();
     }
+    const auto hole = ::lseek(memory.descriptor().get(), 0, SEEK_HOLE);
+    result += " " + taken() + " " + std::to_string(hole);
     const auto* data = reinterpret_cast<const char*>(memory.read_only_data());
     const bool stayed = std::string(data, kept) == std::string(kept, '\7');
-    return result + " " + taken() + (stayed ? " stayed " : " lost ") + failure;
+    return result + (stayed ? " stayed " : " lost ") + failure;
   }
 
   std::string describe(Words& words) {
@@ -185,6 +189,31 @@ class PeerCommands {
     }
     ::alarm(kLongestLife);
     return std::to_string(::getpid());
+  }
+
+  // A child that holds all descriptors, since the library does not hear of it.
+  std::string clone(Words&) {
+    const auto child = ::syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (child == 0) {
+      ::alarm(kLongestLife);
+      while (true) {
+        ::pause();
+      }
+    }
+    return std::to_string(child);
+  }
+
+  // Memory of its own where a forked child does not have the segment.
+  std::string occupy(Words&) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    own_page_ =
+        ::mmap(segment_->data(), 4096, PROT_READ | PROT_WRITE, flags, -1, 0);
+    return own_page_ == segment_->data() ? "" : "taken";
+  }
+
+  std::string write_own_page(Words&) {
+    *static_cast<volatile char*>(own_page_) = 1;
+    return {};
   }
 
   std::string forked(Words&) { return segment_->forked() ? "yes" : "no"; }
@@ -208,7 +237,6 @@ class PeerCommands {
   // deny WHAT
   std::string deny_call(Words& words) {
     const auto what = next<std::string>(words);
-    constexpr uint32_t kPopulateWrite = 23;
     if (what == "memfd_create") {
       deny(SYS_memfd_create, 0, 0, EPERM);
     } else if (what == "socket") {
@@ -216,7 +244,9 @@ class PeerCommands {
     } else if (what == "pidfd_open") {
       deny(SYS_pidfd_open, 0, 0, ENOSYS);
     } else if (what == "populate") {
-      deny(SYS_madvise, 2, kPopulateWrite, EINVAL);
+      deny(SYS_madvise, 2, 23, EINVAL); // MADV_POPULATE_WRITE
+    } else if (what == "dontfork") {
+      deny(SYS_madvise, 2, MADV_DONTFORK, EINVAL);
     } else if (what == "fallocate_from_48_MiB") {
       deny(SYS_fallocate, 2, 48 << 20, ENOSPC);
     } else {
@@ -274,6 +304,9 @@ class PeerCommands {
       {"describe", [this](Words& w) { return describe(w); }},
       {"is_dead", [this](Words& w) { return is_dead(w); }},
       {"fork", [this](Words& w) { return fork(w); }},
+      {"clone", [this](Words& w) { return clone(w); }},
+      {"occupy", [this](Words& w) { return occupy(w); }},
+      {"write_own_page", [this](Words& w) { return write_own_page(w); }},
       {"forked", [this](Words& w) { return forked(w); }},
       {"leave", [this](Words& w) { return leave(w); }},
       {"limit_addresses", [this](Words& w) { return limit_addresses(w); }},
@@ -287,6 +320,7 @@ class PeerCommands {
   std::shared_ptr<ShmSegment> segment_;
   std::optional<UnixSocket> listener_;
   std::optional<UnixSocket> socket_;
+  void* own_page_ = nullptr;
 };
 
 } // namespace

@@ -18,10 +18,11 @@
 
 namespace fsdp::detail {
 
-/// A running tests/comm/shm_peer.cpp, which is killed at the end.
+/// A running tests/comm/shm_peer.cpp, or another program in the folder of this
+/// one that talks in lines; it is killed at the end.
 class ShmPeer {
  public:
-  ShmPeer() {
+  explicit ShmPeer(const std::string& program = "shm_peer") {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
       throw std::runtime_error("socketpair failed");
@@ -32,8 +33,7 @@ class ShmPeer {
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
     std::string path =
-        std::filesystem::read_symlink("/proc/self/exe").parent_path() /
-        "shm_peer";
+        std::filesystem::read_symlink("/proc/self/exe").parent_path() / program;
     char* arguments[] = {path.data(), nullptr};
     const int error = ::posix_spawn(
         &pid_, path.c_str(), &actions, nullptr, arguments, environ);

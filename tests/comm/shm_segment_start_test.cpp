@@ -280,6 +280,36 @@ TEST(ShmStart, NamesARankThatIsKilledAtOnce) {
   EXPECT_EQ(one.error(), error);
 }
 
+// Its end is not seen at the socket, which another process keeps open.
+TEST(ShmStart, NamesARankThatIsKilledAndHasAChild) {
+  JoiningRank zero(0, 3);
+  ShmPeer two;
+  ASSERT_EQ(two.ask(hello_command(2, 3)), "ok");
+  const std::string child = two.ask("clone");
+  ASSERT_EQ(child.rfind("ok ", 0), 0u);
+  two.kill(SIGKILL);
+  EXPECT_EQ(
+      zero.error(),
+      "start-up: rank 2/3 (pid " + std::to_string(two.pid()) + ")" + kEnded);
+  ::kill(std::stoi(child.substr(3)), SIGKILL);
+}
+
+TEST(ShmStart, NamesRank0WhenItIsKilledAndHasAChild) {
+  ShmPeer zero;
+  ASSERT_EQ(
+      zero.ask("listen " + std::to_string(::geteuid()) + " " + shm_test_job()),
+      "ok");
+  const std::string child = zero.ask("clone");
+  ASSERT_EQ(child.rfind("ok ", 0), 0u);
+  JoiningRank one(1, 3);
+  await_connections(1);
+  zero.kill(SIGKILL);
+  EXPECT_EQ(
+      one.error(),
+      "start-up: rank 0/3 (pid " + std::to_string(zero.pid()) + ")" + kEnded);
+  ::kill(std::stoi(child.substr(3)), SIGKILL);
+}
+
 TEST(ShmStart, NamesARankThatLeaves) {
   JoiningRank zero(0, 4);
   JoiningRank one(1, 4);
@@ -315,6 +345,23 @@ TEST(ShmStart, TellsAllWhyARankFailed) {
       error, "start-up: rank 2/3 (" + own_pid() + ") failed: no room here.");
   EXPECT_EQ(one.error(), error);
   EXPECT_EQ(two.answer().text, error);
+}
+
+TEST(ShmStart, TellsAllWhatTheSystemDoesNotAllowARank) {
+  JoiningRank zero(0, 3);
+  JoiningRank one(1, 3);
+  ShmPeer two;
+  ASSERT_EQ(two.ask("deny dontfork"), "ok");
+  EXPECT_EQ(
+      two.ask(join_command(2, 3)),
+      "error shared memory: madvise(MADV_DONTFORK) failed: Invalid argument");
+  const std::string error = zero.error();
+  EXPECT_EQ(
+      error,
+      "start-up: rank 2/3 (pid " + std::to_string(two.pid()) +
+          ") failed: shared memory: madvise(MADV_DONTFORK) failed: Invalid "
+          "argument");
+  EXPECT_EQ(one.error(), error);
 }
 
 TEST(ShmStart, NamesARankThatDoesNotTakeTheMemory) {

@@ -275,7 +275,9 @@ TEST(ShmSegment, IsKeptBackFromAForkedChild) {
   peer.kill(SIGKILL); // the parent
   EXPECT_EQ(WTERMSIG(peer.wait()), SIGKILL);
   EXPECT_TRUE(segment->is_dead(1));
+  ASSERT_EQ(peer.ask("occupy"), "ok");
   EXPECT_EQ(peer.ask("leave"), "ok");
+  EXPECT_EQ(peer.ask("write_own_page"), "ok");
   EXPECT_EQ(peer.ask(join_command(0, 1)), "ok 67108864"); // one of its own
   EXPECT_EQ(peer.ask("forked"), "ok no");
   ::kill(child, SIGKILL);

@@ -2,13 +2,11 @@
 
 #include "comm/recording_communicator.h"
 #include "comm/single_communicator.h"
-#include "sample_data.h"
-#include "thread_world.h"
+#include "one_thread.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <future>
 #include <stdexcept>
 #include <thread>
 
@@ -16,60 +14,10 @@ namespace fsdp::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Comm = std::shared_ptr<Communicator>;
-
-constexpr auto kLimit = std::chrono::seconds(20);
-constexpr auto kAtOnce = std::chrono::seconds(5);
-
-std::string barrier_error(Communicator& comm) {
-  return error_of([&] { comm.barrier("b"); });
-}
-
-/// Splits `comms` by `color_of` and `key_of` a rank; children by rank there.
-template <class Color, class Key>
-std::vector<Comm>
-split_all(const std::vector<Comm>& comms, Color&& color_of, Key&& key_of) {
-  std::vector<std::future<Comm>> children;
-  for (const Comm& comm : comms) {
-    const int rank = comm->rank();
-    children.push_back(std::async(std::launch::async, [=] {
-      return comm->split(color_of(rank), key_of(rank));
-    }));
-  }
-  std::vector<Comm> result;
-  for (auto& child : children) {
-    result.push_back(child.get());
-  }
-  return result;
-}
-
-std::vector<Comm> split_all(const std::vector<Comm>& comms) {
-  return split_all(
-      comms, [](int) { return 0; }, [](int rank) { return rank; });
-}
-
-std::unique_ptr<Work> start_sum(Communicator& comm, Bytes& buffer) {
-  return comm.all_reduce(buffer, DType::kInt32, ReduceOp::kSum, "sum");
-}
-
-/// Issuing never waits, so one thread can be all ranks.
-void expect_all_meet(const std::vector<Comm>& comms) {
-  const auto sum = static_cast<int32_t>(comms.size());
-  std::vector<Bytes> buffers(comms.size(), bytes_of<int32_t>({1}));
-  std::vector<std::unique_ptr<Work>> works;
-  for (size_t r = 0; r < comms.size(); ++r) {
-    works.push_back(start_sum(*comms[r], buffers[r]));
-  }
-  for (size_t r = 0; r < comms.size(); ++r) {
-    works[r]->wait();
-    EXPECT_EQ(buffers[r], bytes_of<int32_t>({sum}));
-    EXPECT_EQ(comms[r]->epoch(), comms[0]->epoch());
-  }
-}
 
 class FailureOfAParent : public testing::Test {
  protected:
-  std::vector<Comm> world_ = make_thread_communicators(3, kLimit);
+  std::vector<Comm> world_ = make_ranks(3);
   std::vector<Comm> children_ = split_all(world_);
 };
 
@@ -166,7 +114,7 @@ TEST_F(FailureOfAParent, DoesNotReachChildrenMadeLater) {
 }
 
 TEST(FailureOfAParentOfTwoGroups, NamesTheRankOfTheParentInItsGroupOnly) {
-  const auto world = make_thread_communicators(4, kLimit);
+  const auto world = make_ranks(4);
   // {0, 1} and, in reverse, {3, 2}.
   const auto halves = split_all(
       world, [](int rank) { return rank / 2; }, [](int rank) { return -rank; });
@@ -183,7 +131,7 @@ TEST(FailureOfAParentAlone, EndsTheEpochsBelowIt) {
   const std::vector<Comm> parents = {
       make_single_communicator(),
       std::make_shared<RecordingCommunicator>(1, 2),
-      make_thread_communicators(1, kLimit)[0]};
+      make_ranks(1)[0]};
   for (const Comm& parent : parents) {
     parent->signal_failure("before");
     const Comm child = parent->split(0, 0);
@@ -199,54 +147,9 @@ TEST(FailureOfAParentAlone, EndsTheEpochsBelowIt) {
 
 class LeavingChildren : public testing::Test {
  protected:
-  /// The errors of `calls` barriers of `comm`, none of which may wait for long.
-  static std::vector<std::string> errors(Communicator& comm, int calls) {
-    const auto begin = Clock::now();
-    std::vector<std::string> texts;
-    for (int i = 0; i < calls; ++i) {
-      texts.push_back(barrier_error(comm));
-    }
-    EXPECT_LT(Clock::now() - begin, kAtOnce);
-    return texts;
-  }
-
-  static void expect_gone(const std::string& text) {
-    EXPECT_TRUE(
-        contains(text, "rank 0/2 waits for rank 1, gone without this call"))
-        << text;
-  }
-
-  std::vector<Comm> world_ = make_thread_communicators(2, kLimit);
+  std::vector<Comm> world_ = make_ranks(2);
   std::vector<Comm> children_ = split_all(world_);
 };
-
-TEST_F(LeavingChildren, ForGoodFailsThePeersEveryTimeInAllGroups) {
-  const auto grandchildren = split_all(children_);
-  world_[1]->signal_failure("a");
-  leave_for_good(*world_[1]);
-  for (Communicator* comm :
-       {world_[0].get(), children_[0].get(), grandchildren[0].get()}) {
-    const auto texts = errors(*comm, 3);
-    EXPECT_EQ(texts[0], "rank 1/2 failed: a");
-    expect_gone(texts[1]);
-    expect_gone(texts[2]);
-  }
-}
-
-TEST_F(LeavingChildren, ForGoodEndsAWaitInAChild) {
-  std::thread peer([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    leave_for_good(*world_[1]);
-  });
-  expect_gone(errors(*children_[0], 1)[0]);
-  peer.join();
-}
-
-TEST_F(LeavingChildren, ForGoodNeedsACommunicatorOfThreads) {
-  const auto text = error_of<std::invalid_argument>(
-      [] { leave_for_good(*make_single_communicator()); });
-  EXPECT_TRUE(contains(text, "expected a communicator of threads")) << text;
-}
 
 TEST_F(LeavingChildren, ByAnExceptionLetsThePeersWaitForItsText) {
   std::thread peer([this] {
@@ -258,7 +161,7 @@ TEST_F(LeavingChildren, ByAnExceptionLetsThePeersWaitForItsText) {
       world_[1]->signal_failure(error.what());
     }
   });
-  const auto texts = errors(*children_[0], 3);
+  const auto texts = barrier_errors(*children_[0], 3);
   EXPECT_EQ(texts[0], "rank 1/2 failed: out of memory");
   expect_gone(texts[1]);
   expect_gone(texts[2]);
@@ -272,7 +175,7 @@ TEST_F(LeavingChildren, ByAnExceptionThatIsNeverSignalledFailsThePeersSoon) {
       throw std::runtime_error("out of memory");
     } catch (const std::exception&) {}
   });
-  const auto texts = errors(*children_[0], 3);
+  const auto texts = barrier_errors(*children_[0], 3);
   peer.join();
   for (const std::string& text : texts) {
     expect_gone(text);
@@ -280,13 +183,13 @@ TEST_F(LeavingChildren, ByAnExceptionThatIsNeverSignalledFailsThePeersSoon) {
 }
 
 TEST_F(LeavingChildren, ByAnExceptionIsToldAtTheTimeOutToo) {
-  world_ = make_thread_communicators(2, std::chrono::milliseconds(100));
+  world_ = make_ranks(2, std::chrono::milliseconds(100));
   children_ = split_all(world_);
   try {
     const auto mine = std::move(children_[1]);
     throw std::runtime_error("out of memory");
   } catch (const std::exception&) {}
-  expect_gone(errors(*children_[0], 1)[0]);
+  expect_gone(barrier_errors(*children_[0], 1)[0]);
 }
 
 } // namespace

@@ -41,10 +41,6 @@ void expect_seen(const std::string& mode) {
   }
 }
 
-TEST(GlooDeath, IsSeenInAWait) {
-  expect_seen("wait");
-}
-
 TEST(GlooDeath, IsSeenInACallOnTheCallersMemory) {
   expect_seen("large_call");
 }

@@ -10,7 +10,7 @@
 namespace fsdp::detail {
 namespace {
 
-constexpr int64_t kNumel = 200'003; // more than is copied, in every dtype
+constexpr int64_t kNumel = 40'003; // more than is copied, in every dtype
 
 std::vector<Bytes> large_inputs(int size, DType dtype) {
   std::vector<Bytes> inputs;

@@ -104,7 +104,8 @@ class OwnBackends : public testing::Test {
       body(world_over(
           make(part, rank, size),
           with_store ? store_ : StorePtr(),
-          {.timeout = with_store ? kGlooLimit : std::chrono::seconds(1)}));
+          {.timeout =
+               with_store ? kGlooLimit : std::chrono::milliseconds(500)}));
     });
   }
 
@@ -237,7 +238,7 @@ TEST_F(OwnBackends, OneWithoutAStoreCanNotSayWhoIsMissing) {
               contains(text, "not arrived: unknown, as there is no store"))
               << text;
         } else {
-          std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+          std::this_thread::sleep_for(std::chrono::milliseconds(800));
         }
       },
       false);

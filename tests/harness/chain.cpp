@@ -62,14 +62,6 @@ MakeModel chain_with(ChainLoss loss) {
   };
 }
 
-at::Tensor rows_of_rank(const World& world, Batch batch) {
-  if (batch == Batch::kSame) {
-    return torch::arange(kRows);
-  }
-  const auto share = kRows / world.size();
-  return torch::arange(world.rank() * share, (world.rank() + 1) * share);
-}
-
 namespace {
 
 std::unique_ptr<torch::optim::Optimizer> make_chain_optimizer(

@@ -71,7 +71,4 @@ ParitySettings split_strategies();
     const std::function<void()>& call,
     const std::vector<std::string>& parts);
 
-/// The rows of the global batch that this rank takes.
-at::Tensor rows_of_rank(const World& world, Batch batch = Batch::kSplit);
-
 } // namespace fsdp::testing

@@ -43,11 +43,7 @@ class Trainer {
         optimizer_(
             net_.parameters(),
             torch::optim::SGDOptions(0.1).momentum(0.9)) {
-    const auto share =
-        settings.batch == Batch::kSame ? kRows : kRows / world.size();
-    const auto first =
-        settings.batch == Batch::kSame ? 0 : world.rank() * share;
-    rows_ = torch::arange(first, first + share);
+    rows_ = rows_of_rank(world, settings.batch);
   }
 
   Training train() {

@@ -1,5 +1,7 @@
 #include "harness/failing_world.h"
 
+#include "harness/forwarding_communicator.h"
+
 #include <utility>
 
 namespace fsdp::testing {
@@ -10,17 +12,13 @@ using InjectionHandle = std::shared_ptr<const Injection>;
 
 /// Passes everything on, through a FailingCommunicator while the injection is
 /// armed.
-class Switch final : public Communicator {
+class Switch final : public ForwardingCommunicator {
  public:
-  Switch(std::shared_ptr<Communicator> inner, InjectionHandle injection)
-      : inner_(std::move(inner)),
+  Switch(const std::shared_ptr<Communicator>& inner, InjectionHandle injection)
+      : ForwardingCommunicator(inner),
+        inner_(inner),
         injection_(std::move(injection)) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::chrono::milliseconds timeout() const override {
-    return inner_->timeout();
-  }
   std::unique_ptr<Work> all_gather(
       std::span<std::byte> buffer,
       std::string what) override {
@@ -53,10 +51,6 @@ class Switch final : public Communicator {
       override {
     return current().exchange(mine, std::move(what));
   }
-  uint64_t epoch() const override { return inner_->epoch(); }
-  void signal_failure(std::string_view message) override {
-    inner_->signal_failure(message);
-  }
   std::shared_ptr<Communicator> split(int color, int key) override {
     return std::make_shared<Switch>(inner_->split(color, key), injection_);
   }
@@ -79,58 +73,17 @@ class Switch final : public Communicator {
 };
 
 /// Only what is split from it can fail.
-class SplitsSwitches final : public Communicator {
+class SplitsSwitches final : public ForwardingCommunicator {
  public:
   SplitsSwitches(World world, InjectionHandle injection)
-      : world_(std::move(world)),
+      : ForwardingCommunicator(std::move(world)),
         injection_(std::move(injection)) {}
 
-  int rank() const override { return world_.rank(); }
-  int size() const override { return world_.size(); }
-  std::chrono::milliseconds timeout() const override {
-    return inner().timeout();
-  }
-  std::unique_ptr<Work> all_gather(
-      std::span<std::byte> buffer,
-      std::string what) override {
-    return inner().all_gather(buffer, std::move(what));
-  }
-  std::unique_ptr<Work> reduce_scatter(
-      std::span<const std::byte> input,
-      std::span<std::byte> output,
-      DType dtype,
-      std::span<const int64_t> cuts,
-      std::string what) override {
-    return inner().reduce_scatter(input, output, dtype, cuts, std::move(what));
-  }
-  std::unique_ptr<Work> all_reduce(
-      std::span<std::byte> buffer,
-      DType dtype,
-      ReduceOp op,
-      std::string what) override {
-    return inner().all_reduce(buffer, dtype, op, std::move(what));
-  }
-  std::unique_ptr<Work>
-  broadcast(std::span<std::byte> buffer, int root, std::string what) override {
-    return inner().broadcast(buffer, root, std::move(what));
-  }
-  void barrier(std::string what) override { inner().barrier(std::move(what)); }
-  std::vector<std::string> exchange(std::string_view mine, std::string what)
-      override {
-    return inner().exchange(mine, std::move(what));
-  }
-  uint64_t epoch() const override { return inner().epoch(); }
-  void signal_failure(std::string_view message) override {
-    inner().signal_failure(message);
-  }
   std::shared_ptr<Communicator> split(int color, int key) override {
     return std::make_shared<Switch>(inner().split(color, key), injection_);
   }
 
  private:
-  Communicator& inner() const { return world_.communicator(); }
-
-  World world_;
   InjectionHandle injection_;
 };
 

@@ -51,6 +51,8 @@ Job::Job() : world_(init({.timeout = kJobWaitLimit})) {
         std::to_string(world_.size()) +
         ". Start this program with fsdp run -n 4 -- ...");
   }
+  const int64_t slice_bytes[] = {64};
+  shares_memory_ = world_.communicator().share_slices(slice_bytes) != nullptr;
   current_job = this;
 }
 
@@ -152,6 +154,26 @@ void Job::end_test() {
 
 namespace {
 
+/// What is printed by all ranks but 0.
+class FailurePrinter : public ::testing::EmptyTestEventListener {
+ public:
+  void OnTestStart(const ::testing::TestInfo& test) override {
+    test_ = std::string(test.test_suite_name()) + '.' + test.name();
+  }
+
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (result.failed()) {
+      const char* file = result.file_name();
+      std::cout << test_ << ": " << (file == nullptr ? "" : file) << ':'
+                << result.line_number() << ": " << result.message()
+                << std::endl;
+    }
+  }
+
+ private:
+  std::string test_; // GoogleTest must not be asked while it reports a result
+};
+
 class TestBounds : public ::testing::EmptyTestEventListener {
  public:
   explicit TestBounds(Job& job) : job_(job) {}
@@ -179,11 +201,15 @@ class TestBounds : public ::testing::EmptyTestEventListener {
 int run_in_job(int argc, char** argv) {
   Job job;
   if (job.rank() != 0) {
-    GTEST_FLAG_SET(brief, true);
     GTEST_FLAG_SET(output, "");
   }
   ::testing::InitGoogleTest(&argc, argv);
-  ::testing::UnitTest::GetInstance()->listeners().Append(new TestBounds(job));
+  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+  if (job.rank() != 0) {
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new FailurePrinter);
+  }
+  listeners.Append(new TestBounds(job));
   const int status = RUN_ALL_TESTS();
   job.shutdown();
   return status;

@@ -22,7 +22,8 @@ namespace fsdp::testing {
 /// than the rest throws, and so comes to the end of its test; there all wait
 /// for each other. A failure in one process is a failure in all.
 ///
-/// Rank 0 prints everything, the others failures only.
+/// Rank 0 prints everything, the others failures only. Variables of this
+/// program, such as GTEST_OUTPUT, are for rank 0.
 class Job {
  public:
   /// Throws where FSDP_TEST_WORLD asks for no processes.
@@ -36,6 +37,7 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   int rank() const { return world_.rank(); }
+  bool shares_memory() const { return shares_memory_; }
 
   /// The following are collective over all processes.
   void run_ranks(int size, const std::function<void(const World&)>& rank_main);
@@ -59,6 +61,7 @@ class Job {
   bool has_ranks_for(int size);
 
   World world_;
+  bool shares_memory_ = false;
   std::set<int> refused_; // sizes of worlds
 };
 

@@ -15,15 +15,15 @@ std::mutex& build_mutex() {
   return mutex;
 }
 
-at::Tensor rows_of(const World& world, Batch batch) {
-  if (batch == Batch::kSame) {
+} // namespace
+
+at::Tensor rows_of_rank(const World& world, Batch batch) {
+  if (batch == Batch::kSame || kRows % world.size() != 0) {
     return torch::arange(kRows);
   }
   const auto share = kRows / world.size();
   return torch::arange(world.rank() * share, (world.rank() + 1) * share);
 }
-
-} // namespace
 
 std::vector<std::pair<std::string, at::Tensor>> tensors_of(
     const NamedUnits& units) {
@@ -154,7 +154,7 @@ std::map<int, Training> train_sharded(
         options.strategy(strategy);
         ShardedTensors net(model.units, world, options);
         const auto optimizer = make_optimizer(net.parameters(), settings);
-        const auto rows = rows_of(world, settings.batch);
+        const auto rows = rows_of_rank(world, settings.batch);
         Training training;
         for (int step = 0; step < settings.steps; ++step) {
           auto loss = net.call([&] { return model.loss(rows); });

@@ -34,7 +34,7 @@ using MakeModel = std::function<TestModel()>;
 enum class Batch : uint8_t { kSplit, kSame };
 enum class Optimizer : uint8_t { kAdamW, kSgd };
 
-/// Divisible by every world size that is tested.
+/// Of the global batch.
 inline constexpr int64_t kRows = 12;
 
 inline const std::vector<Strategy> kAllStrategies = {
@@ -71,6 +71,10 @@ std::map<int, Training> train_sharded(
     const ParitySettings& settings,
     int world_size,
     Strategy strategy);
+
+/// The rows of the global batch that this rank takes: all where they can not be
+/// shared evenly.
+at::Tensor rows_of_rank(const World& world, Batch batch = Batch::kSplit);
 
 /// The tensors of all units, each once, by name.
 std::vector<std::pair<std::string, at::Tensor>> tensors_of(

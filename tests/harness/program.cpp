@@ -9,14 +9,6 @@ namespace fsdp::testing {
 
 namespace {
 
-at::Tensor batch_rows(const World& world, Batch batch) {
-  if (batch == Batch::kSame) {
-    return torch::arange(kRows);
-  }
-  const auto share = kRows / world.size();
-  return torch::arange(world.rank() * share, (world.rank() + 1) * share);
-}
-
 TestProgram build_program(const MakeProgram& make) {
   TestProgram program;
   build([&] {
@@ -30,7 +22,7 @@ Training run_unsharded(
     const MakeProgram& make,
     const ParitySettings& settings) {
   const auto program = build_program(make);
-  Trial run(program.units, batch_rows(World(), settings.batch), nullptr);
+  Trial run(program.units, rows_of_rank(World(), settings.batch), nullptr);
   program.body(run);
   return std::move(run.records());
 }
@@ -48,7 +40,7 @@ std::map<int, Training> run_sharded(
         auto options = settings.options;
         options.strategy(strategy);
         ShardedTensors net(program.units, world, options);
-        Trial run(program.units, batch_rows(world, settings.batch), &net);
+        Trial run(program.units, rows_of_rank(world, settings.batch), &net);
         program.body(run);
         return std::move(run.records());
       },

@@ -62,6 +62,11 @@ WorldKind world_kind() {
   return kind;
 }
 
+bool weights_are_shared() {
+  return are_processes() ? Job::current().shares_memory()
+                         : world_kind() == WorldKind::kShmThreads;
+}
+
 void run_ranks(
     int size,
     const std::function<void(const World&)>& rank_main,

@@ -37,6 +37,10 @@ inline bool survives_time_outs() {
   return world_kind() == WorldKind::kThreads;
 }
 
+/// Whether the weights of nets lie in memory that all ranks read, so that they
+/// are not gathered.
+bool weights_are_shared();
+
 /// Runs `rank_main` on each rank of a world of `size`, and waits for all of
 /// them, like run_as_threads(): a rank that throws fails its peers, and the
 /// cause is thrown. Processes all throw it, and have a longer time limit.

@@ -1,47 +1,16 @@
 #include "launch/environment.h"
 
+#include "launch/launcher_variables.h"
+
 #include <gtest/gtest.h>
 
-#include <map>
 #include <set>
-#include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace fsdp::testing {
 namespace {
 
-using detail::Environment;
 using detail::Launcher;
-
-using Map = std::map<std::string, std::string>;
-
-detail::GetVariable get_from(const Map& variables) {
-  return [variables](const std::string& name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt
-                                    : std::optional(found->second);
-  };
-}
-
-Environment read(const Map& variables) {
-  return detail::read_environment(get_from(variables));
-}
-
-/// The text of the error, which must have all `parts`.
-void expect_refused(
-    const Map& variables,
-    const std::vector<std::string>& parts) {
-  try {
-    read(variables);
-    FAIL() << "accepted, expected an error with " << parts.front();
-  } catch (const std::invalid_argument& error) {
-    for (const auto& part : parts) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "'" << part << "' is not in: " << error.what();
-    }
-  }
-}
 
 void expect_place(const Environment& environment, int rank, int size) {
   EXPECT_EQ(environment.rank, rank);
@@ -61,71 +30,6 @@ void expect_store(
   EXPECT_EQ(environment.store->text(), text);
   EXPECT_EQ(environment.store_is_served, is_served);
 }
-
-Map with(Map variables, const Map& more) {
-  for (const auto& [name, value] : more) {
-    variables[name] = value;
-  }
-  return variables;
-}
-
-Map without(Map variables, const std::string& name) {
-  variables.erase(name);
-  return variables;
-}
-
-/// As torchrun 2.13 sets them, for the second of two hosts.
-const Map kTorchrun = {
-    {"RANK", "5"},
-    {"WORLD_SIZE", "8"},
-    {"LOCAL_RANK", "1"},
-    {"LOCAL_WORLD_SIZE", "4"},
-    {"GROUP_RANK", "1"},
-    {"MASTER_ADDR", "node1"},
-    {"MASTER_PORT", "29511"},
-    {"TORCHELASTIC_RUN_ID", "none"},
-    {"TORCHELASTIC_RESTART_COUNT", "2"},
-    {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-};
-
-/// As Open MPI 4.1 sets them on one host.
-const Map kOpenMpi = {
-    {"OMPI_COMM_WORLD_RANK", "1"},
-    {"OMPI_COMM_WORLD_SIZE", "2"},
-    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-    {"OMPI_COMM_WORLD_NODE_RANK", "1"},
-    {"OMPI_MCA_ess_base_jobid", "865992705"},
-    {"PMIX_NAMESPACE", "865992705"},
-    {"PMIX_RANK", "1"},
-};
-
-/// As MPICH 4.0 sets them on one host.
-const Map kMpich = {
-    {"PMI_RANK", "2"},
-    {"PMI_SIZE", "3"},
-    {"PMI_FD", "6"},
-    {"MPI_LOCALRANKID", "2"},
-    {"MPI_LOCALNRANKS", "3"},
-};
-
-/// The fourth of five tasks of srun, on the third of three nodes.
-const Map kSlurm = {
-    {"SLURM_JOB_ID", "1234567"},
-    {"SLURM_STEP_ID", "0"},
-    {"SLURM_STEPID", "0"},
-    {"SLURM_PROCID", "4"},
-    {"SLURM_LOCALID", "0"},
-    {"SLURM_NODEID", "2"},
-    {"SLURM_NTASKS", "5"},
-    {"SLURM_NPROCS", "5"},
-    {"SLURM_NNODES", "3"},
-    {"SLURM_JOB_NODELIST", "login1,node[003-005]"},
-    {"SLURM_STEP_NODELIST", "node[003-005]"},
-    {"SLURM_STEP_NUM_TASKS", "5"},
-    {"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"},
-    {"SLURM_TASKS_PER_NODE", "4(x4)"},
-};
 
 TEST(Environment, NothingIsAWorldOfOne) {
   const auto environment = read({});
@@ -366,81 +270,6 @@ TEST(Environment, OneRankNeedsNoStore) {
 TEST(Environment, AWorldSizeThatAgreesWithTheLauncherIsAccepted) {
   expect_place(read(with(kMpich, {{"WORLD_SIZE", "3"}})), 2, 3);
   expect_place(read({{"WORLD_SIZE", "1"}}), 0, 1);
-}
-
-TEST(EnvironmentErrors, ARankWithoutASize) {
-  expect_refused({{"RANK", "1"}}, {"RANK=\"1\"", "WORLD_SIZE is not"});
-}
-
-TEST(EnvironmentErrors, ASizeWithoutARank) {
-  expect_refused({{"WORLD_SIZE", "2"}}, {"WORLD_SIZE=\"2\"", "RANK is not"});
-  expect_refused(
-      with(kMpich, {{"WORLD_SIZE", "2"}}),
-      {"WORLD_SIZE=\"2\"", "MPICH", "3 processes"});
-  expect_refused(
-      without(kOpenMpi, "OMPI_COMM_WORLD_RANK"), {"OMPI_COMM_WORLD_RANK"});
-}
-
-TEST(EnvironmentErrors, WhatIsNoNumber) {
-  for (const auto* text : {"x", "1x", " 1", "1 ", "-1", "+1", "0x1", "1.0"}) {
-    expect_refused(
-        with(kTorchrun, {{"RANK", text}}),
-        {"RANK", std::string("\"") + text + "\"", "whole number"});
-  }
-  expect_refused(
-      with(kTorchrun, {{"WORLD_SIZE", "99999999999999999999"}}),
-      {"WORLD_SIZE", "99999999999999999999"});
-  expect_refused(
-      with(kTorchrun, {{"WORLD_SIZE", "0"}}), {"WORLD_SIZE", "\"0\""});
-}
-
-TEST(EnvironmentErrors, ARankThatIsTooLarge) {
-  expect_refused(
-      with(kTorchrun, {{"RANK", "8"}}),
-      {"RANK", "\"8\"", "less than WORLD_SIZE=\"8\""});
-  expect_refused(
-      with(kTorchrun, {{"LOCAL_RANK", "4"}}),
-      {"LOCAL_RANK", "\"4\"", "LOCAL_WORLD_SIZE=\"4\""});
-  expect_refused(
-      with(kMpich, {{"PMI_RANK", "3"}}), {"PMI_RANK", "PMI_SIZE=\"3\""});
-  expect_refused(
-      with(kSlurm, {{"SLURM_PROCID", "5"}}), {"SLURM_PROCID", "from 0 to 4"});
-}
-
-TEST(EnvironmentErrors, MoreRanksOnAHostThanInAll) {
-  expect_refused(
-      with(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}}),
-      {"LOCAL_WORLD_SIZE", "\"9\"", "at most WORLD_SIZE=\"8\""});
-  expect_refused(
-      with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "6(x3)"}}),
-      {"SLURM_STEP_TASKS_PER_NODE", "at most 5"});
-}
-
-TEST(EnvironmentErrors, HalfAnAddress) {
-  expect_refused(
-      without(kTorchrun, "MASTER_PORT"),
-      {"MASTER_ADDR=\"node1\"", "MASTER_PORT is not"});
-  expect_refused(
-      without(kTorchrun, "MASTER_ADDR"),
-      {"MASTER_PORT=\"29511\"", "MASTER_ADDR is not"});
-  for (const auto* port : {"0", "65536", "http", "-1"}) {
-    expect_refused(
-        with(kTorchrun, {{"MASTER_PORT", port}}), {"MASTER_PORT", "65535"});
-  }
-}
-
-TEST(EnvironmentErrors, SlurmListsThatMakeNoSense) {
-  expect_refused(
-      with(kSlurm, {{"SLURM_STEP_NODELIST", "node[3-"}}),
-      {"SLURM_STEP_NODELIST", "node[3-"});
-  expect_refused(
-      with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}}),
-      {"SLURM_STEP_TASKS_PER_NODE", "2(x"});
-  expect_refused(
-      with(kSlurm, {{"SLURM_NODEID", "3"}}), {"SLURM_NODEID", "from 0 to 2"});
-  expect_refused(
-      without(without(kSlurm, "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS"),
-      {"SLURM_STEP_NUM_TASKS", "not set"});
 }
 
 TEST(SlurmPort, IsStableAndInItsRange) {

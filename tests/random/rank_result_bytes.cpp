@@ -12,12 +12,11 @@ namespace {
 using c10::IValue;
 
 IValue values_to_ivalue(const Values& values) {
-  c10::Dict<std::string, IValue> dict(
-      c10::StringType::get(), c10::AnyType::get());
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [name, tensor] : values) {
     dict.insert(name, tensor.defined() ? IValue(tensor) : IValue());
   }
-  return c10::impl::toGenericDict(dict);
+  return dict;
 }
 
 Values values_of_ivalue(const IValue& value) {

@@ -2,6 +2,7 @@
 // allocated.
 
 #include "harness/counting_allocator.h"
+#include "harness/forwarding_communicator.h"
 #include "harness/parity.h"
 
 #include <gtest/gtest.h>
@@ -43,6 +44,7 @@ struct StackImpl : nn::Module {
 TORCH_MODULE(Stack);
 
 /// Runs `body` on each rank, with what the rank allocates booked on an account.
+/// Weights are gathered by collectives: what ranks share is no tensor's memory.
 void with_accounts(
     int world_size,
     const std::function<void(const World&, MemoryAccount&)>& body) {
@@ -52,7 +54,7 @@ void with_accounts(
       [&](const World& world) {
         auto& account = accounts[world.rank()];
         const BookedOn booked(account);
-        body(world, account);
+        body(gathering_world(world), account);
       },
       std::chrono::seconds(20));
   for (const auto& account : accounts) {
@@ -197,6 +199,28 @@ TEST(MemoryOfOneRank, DividingGradientsNeedsNoCopy) {
     EXPECT_LE(
         account.peak_bytes - before,
         kModelBytes + kUnitBytes + 3 * kLayers * kActivationBytes);
+  });
+}
+
+TEST_P(Memory, SharedWeightsAreNoTensorsOfARank) {
+  FSDP_SKIP_IF(!weights_are_shared(), "there are none");
+  run_ranks(GetParam(), [](const World& world) {
+    MemoryAccount account;
+    const BookedOn booked(account);
+    FullyShardedDataParallel net(make_stack(), world, per_layer());
+    const int64_t alone = world.size() == 1 ? kModelBytes : 0;
+    EXPECT_EQ(account.live_bytes, alone);
+    const auto x = torch::ones({kBatch, kWidth});
+    for (int step = 0; step < 2; ++step) {
+      account.reset_peak();
+      auto loss = net(x);
+      EXPECT_LE(account.peak_bytes, alone + 3 * kLayers * kActivationBytes);
+      loss.backward();
+      EXPECT_EQ(net.memory().peak_gathered_bytes, 0);
+      for (auto& parameter : net.parameters()) {
+        parameter.mutable_grad().reset();
+      }
+    }
   });
 }
 

@@ -96,13 +96,14 @@ TEST(NetInvolvement, FailureInNestedRegionsEndsBothOnAllRanks) {
           EXPECT_TRUE(fails_with(
               [&] {
                 pair.call_first([&] {
-                  const auto y = pair.first->forward(pair.first->x);
-                  const auto z = pair.call_second([&] {
-                    TORCH_CHECK(world.rank() != 1, "rank 1 gives up");
-                    return pair.second->forward(y);
-                  });
-                  return pair.first->forward(z);
-                });
+                      const auto y = pair.first->forward(pair.first->x);
+                      const auto z = pair.call_second([&] {
+                        TORCH_CHECK(world.rank() != 1, "rank 1 gives up");
+                        return pair.second->forward(y);
+                      });
+                      return pair.first->forward(z).sum();
+                    })
+                    .backward();
               },
               {"rank 1 gives up"}));
           EXPECT_TRUE(is_sharded(pair.first->weight(0)));

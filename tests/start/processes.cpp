@@ -80,75 +80,74 @@ std::vector<char*> pointers(Words& words) {
   return result;
 }
 
-/// A process in a group of its own, whose output goes to files.
-class Process {
- public:
-  Process(const Command& command, const std::string& output) : output_(output) {
-    auto words = command.words;
-    auto variables = environment_with(command.variables);
-    constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC;
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    for (const auto& [fd, name] :
-         {std::pair(1, ".out"), std::pair(2, ".err")}) {
-      posix_spawn_file_actions_addopen(
-          &actions, fd, (output + name).c_str(), kFlags, 0600);
-    }
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-    const int error = ::posix_spawnp(
-        &pid_,
-        words.front().c_str(),
-        &actions,
-        &attributes,
-        pointers(words).data(),
-        pointers(variables).data());
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&actions);
-    EXPECT_EQ(error, 0) << "can not start " << words.front();
-    ended_ = error != 0;
-  }
-
-  ~Process() { kill_and_reap(); }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-
-  bool has_ended() {
-    int status = 0;
-    if (!ended_ && ::waitpid(pid_, &status, WNOHANG) == pid_) {
-      ended_ = true;
-      status_ =
-          WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
-    return ended_;
-  }
-
-  Ended result() {
-    kill_and_reap();
-    return {status_, contents(output_ + ".out"), contents(output_ + ".err")};
-  }
-
- private:
-  void kill_and_reap() {
-    if (!ended_) {
-      ::kill(-pid_, SIGKILL);
-      ::waitpid(pid_, nullptr, 0);
-      ended_ = true;
-    }
-  }
-
-  std::string output_;
-  pid_t pid_ = 0;
-  bool ended_ = false;
-  int status_ = -1;
-};
-
 std::string folder_of_this_program() {
   return fs::read_symlink("/proc/self/exe").parent_path();
 }
 
 } // namespace
+
+Process::Process(const Command& command, std::string output)
+    : output_(std::move(output)) {
+  auto words = command.words;
+  auto variables = environment_with(command.variables);
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC;
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  for (const auto& [fd, name] : {std::pair(1, ".out"), std::pair(2, ".err")}) {
+    posix_spawn_file_actions_addopen(
+        &actions, fd, (output_ + name).c_str(), kFlags, 0600);
+  }
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  const int error = ::posix_spawnp(
+      &pid_,
+      words.front().c_str(),
+      &actions,
+      &attributes,
+      pointers(words).data(),
+      pointers(variables).data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  EXPECT_EQ(error, 0) << "can not start " << words.front();
+  has_ended_ = error != 0;
+}
+
+Process::~Process() {
+  kill_and_reap();
+}
+
+void Process::signal(int number) {
+  if (!has_ended()) {
+    ::kill(pid_, number);
+  }
+}
+
+bool Process::has_ended() {
+  int status = 0;
+  if (!has_ended_ && ::waitpid(pid_, &status, WNOHANG) == pid_) {
+    has_ended_ = true;
+    status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  return has_ended_;
+}
+
+std::string Process::out() const {
+  return contents(output_ + ".out");
+}
+
+Ended Process::result() {
+  kill_and_reap();
+  return {status_, contents(output_ + ".out"), contents(output_ + ".err")};
+}
+
+void Process::kill_and_reap() {
+  if (!has_ended_) {
+    ::kill(-pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    has_ended_ = true;
+  }
+}
 
 std::vector<Ended> run_all(
     const std::vector<Command>& commands,

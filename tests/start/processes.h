@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <sys/types.h>
+
 namespace fsdp::testing {
 
 using Variables = std::map<std::string, std::string>;
@@ -17,14 +19,43 @@ struct Ended {
   std::string err;
 };
 
+/// The environment is that of this process without what launchers set, and
+/// `variables`.
 struct Command {
   Words words; // the first is looked up in PATH
   Variables variables;
 };
 
-/// Runs all at once and waits for them. Their environment is that of this
-/// process without what launchers set, and `variables`. What has not ended
-/// within `limit` is killed, with what it has started.
+/// A process in a group of its own. At the end it is killed, with what it has
+/// started.
+class Process {
+ public:
+  /// Writes to the files `output`.out and `output`.err.
+  Process(const Command& command, std::string output);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  pid_t pid() const { return pid_; }
+  /// Does nothing once it has ended.
+  void signal(int number);
+  bool has_ended();
+  /// What it has written to stdout so far.
+  std::string out() const;
+  /// Kills it if it has not ended.
+  Ended result();
+
+ private:
+  void kill_and_reap();
+
+  std::string output_;
+  pid_t pid_ = 0;
+  bool has_ended_ = false;
+  int status_ = -1;
+};
+
+/// Runs all at once and waits for them. What has not ended within `limit` is
+/// killed, with what it has started.
 std::vector<Ended> run_all(
     const std::vector<Command>& commands,
     std::chrono::milliseconds limit = std::chrono::seconds(60));

@@ -157,7 +157,7 @@ void shutdown_mode(const Arguments& /*arguments*/) {
 }
 
 /// Destroys in the order of the letters: w(orld), n(et), o(ptimizer), m(odel).
-void destroy_mode(const Arguments& arguments) {
+void destroy_in_order(const std::string& order) {
   auto model = make_model();
   std::optional<fsdp::World> world = fsdp::init();
   std::optional<Net> net;
@@ -166,18 +166,30 @@ void destroy_mode(const Arguments& arguments) {
   const auto x = inputs().chunk(world->size())[world->rank()];
   loss_of((*net)(x), x).backward();
   optimizer->step();
-  const auto first_world = *world;
-  say(first_world, "stepped");
-  const auto rank = world->rank();
-  for (const char what : arguments.at(0)) {
-    std::map<char, std::function<void()>>{
-        {'w', [&] { world.reset(); }},
-        {'n', [&] { net.reset(); }},
-        {'o', [&] { optimizer.reset(); }},
-        {'m', [&] { model = Model(nullptr); }}}
-        .at(what)();
+  say(*world, "destroys " + order);
+  for (const char what : order) {
+    switch (what) {
+      case 'w':
+        world.reset();
+        break;
+      case 'n':
+        net.reset();
+        break;
+      case 'o':
+        optimizer.reset();
+        break;
+      default:
+        model = Model(nullptr);
+    }
   }
-  std::cout << "rank " << rank << " destroyed all\n";
+}
+
+/// One world after another.
+void destroy_mode(const Arguments& arguments) {
+  for (const auto& order : arguments) {
+    destroy_in_order(order);
+  }
+  std::cout << "destroyed all\n";
 }
 
 /// Everything lives until statics are destroyed.

@@ -168,7 +168,7 @@ TEST(WithoutSharedMemory, GlooNeedsAnAddress) {
 
 TEST(LateRank, IsWaitedFor) {
   const auto ended = run_ranks(
-      2, {"late", "2"}, [](int rank) { return by_hand(rank, 2) + kInfo; });
+      2, {"late", "1"}, [](int rank) { return by_hand(rank, 2) + kInfo; });
   expect_trained(ended, 2, {"back end shm"});
 }
 

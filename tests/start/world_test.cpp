@@ -148,8 +148,8 @@ void expect_net_refuses(int size) {
   run_as_threads(
       size,
       [](const World& world) {
-        torch::manual_seed(1);
-        FullyShardedDataParallel net(torch::nn::Linear(3, 2), world);
+        FullyShardedDataParallel net(
+            torch::nn::Linear(3, 2), world, Options().sync_module_states(true));
         auto loss = net(torch::ones({4, 3})).sum();
         loss.backward();
         world.shutdown();

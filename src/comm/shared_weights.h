@@ -28,9 +28,7 @@ class SharedWeights {
   const std::shared_ptr<SharedSlices>& slices() const { return slices_; }
 
   bool is_writable() const { return state_ == State::kWritable; }
-  bool is_published() const {
-    return state_ == State::kPublished || state_ == State::kReadable;
-  }
+  bool is_published() const { return state_ == State::kPublished; }
 
   /// Waits until this rank may write: at once after a settlement, else until
   /// all ranks wait here, too. Throws CommunicationError.
@@ -39,7 +37,9 @@ class SharedWeights {
   /// What was written may be read. Must be writable.
   void publish();
 
-  /// Waits until the slices of all ranks may be read. Throws CommunicationError.
+  /// Waits until the slices of all ranks may be read. A read is no call: a peer
+  /// that has failed may have done so at a later place. Throws
+  /// CommunicationError.
   void await_readable(const std::string& what);
 
   /// This rank reads no more of this generation.
@@ -48,9 +48,8 @@ class SharedWeights {
  private:
   enum class State : uint8_t {
     kWritable,
-    kPublished, // by this rank
-    kReadable,  // published by all
-    kRetired,   // by this rank
+    kPublished, // by this rank; read once all have
+    kRetired,   // by this rank; written once all have
   };
 
   std::shared_ptr<SharedSlices> slices_;

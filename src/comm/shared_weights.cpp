@@ -1,4 +1,4 @@
-#include "runtime/shared_weights.h"
+#include "comm/shared_weights.h"
 
 #include <stdexcept>
 #include <utility>
@@ -26,17 +26,14 @@ void SharedWeights::publish() {
 }
 
 void SharedWeights::await_readable(const std::string& what) {
-  if (state_ == State::kPublished) {
-    slices_->await_published(what);
-    state_ = State::kReadable;
-  }
-  if (state_ != State::kReadable) {
+  if (state_ != State::kPublished) {
     throw std::logic_error("SharedWeights: read before it was published");
   }
+  slices_->await_published(what);
 }
 
 void SharedWeights::retire() {
-  if (state_ == State::kPublished || state_ == State::kReadable) {
+  if (state_ == State::kPublished) {
     slices_->retire();
     state_ = State::kRetired;
   }
