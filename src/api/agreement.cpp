@@ -12,6 +12,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <iomanip>
 #include <sstream>
@@ -65,9 +66,12 @@ uint64_t checksum(const at::Tensor& tensor) {
   const InternalGuard internal;
   const auto flat = tensor.detach().contiguous().cpu();
   const auto* bytes = static_cast<const unsigned char*>(flat.const_data_ptr());
-  uint64_t hash = 1469598103934665603U;
-  for (const auto i : c10::irange(flat.nbytes())) {
-    hash = (hash ^ bytes[i]) * 1099511628211U;
+  uint64_t hash = 1469598103934665603U; // FNV-1a, but over words
+  for (size_t at = 0; at < flat.nbytes(); at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + at, std::min(sizeof(word), flat.nbytes() - at));
+    hash = (hash ^ word) * 1099511628211U;
+    hash ^= hash >> 32; // high bits would only reach higher ones
   }
   return hash;
 }

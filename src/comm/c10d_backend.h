@@ -39,6 +39,9 @@ class TaggedBackend {
 /// Ends all calls in flight where that is possible. Throws nothing.
 void break_backend(c10d::Backend& backend);
 
+inline constexpr std::chrono::milliseconds kNoLimit =
+    std::chrono::milliseconds::max();
+
 /// A limit for a back end's own waits that ends after ours: our message is the
 /// better one. Capped, because clocks overflow.
 std::chrono::milliseconds longer_than(std::chrono::milliseconds timeout);

@@ -50,10 +50,8 @@ bool is_among(int rank, const std::vector<int>& ranks) {
 C10dWorld::C10dWorld(C10dWorldOptions options)
     : options_(std::move(options)),
       store_(store_of_world(options_)),
-      watch_(std::make_shared<C10dGroup>(
-          options_.rank,
-          options_.size,
-          options_.timeout)) {
+      watch_(
+          std::make_shared<C10dGroup>(options_.rank, options_.size, kNoLimit)) {
   if (options_.is_tagged && options_.size > 1) {
     start_watch();
   }

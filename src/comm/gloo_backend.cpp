@@ -117,7 +117,8 @@ C10dBackendFactory gloo_factory(
         std::min(timeout, kConnectLimit));
     options->devices = devices;
     auto backend = c10::make_intrusive<GlooBackend>(store, rank, size, options);
-    backend->setTimeout(longer_than(timeout));
+    // Calls have limits of their own; the one that watches for deaths has none.
+    backend->setTimeout(longer_than(kNoLimit));
     return backend;
   };
 }

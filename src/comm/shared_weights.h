@@ -20,7 +20,9 @@ namespace fsdp::detail {
 /// a settlement stay in one generation, so ranks may evaluate, or accumulate
 /// with no_sync, a different number of times. A region that failed stays in its
 /// generation too, unless its gradients were settled already. Since all ranks
-/// settle the same passes, they retire from the same generations.
+/// settle the same passes, they retire from the same generations. Whatever is
+/// published after a settlement is one generation: between backward and the
+/// optimizer's step either all ranks evaluate, or none.
 class SharedWeights {
  public:
   explicit SharedWeights(std::shared_ptr<SharedSlices> slices);

@@ -389,6 +389,12 @@ void ShmCommunicator::reserve(int64_t bytes) {
 std::shared_ptr<SharedSlices> ShmCommunicator::share_slices(
     std::span<const int64_t> slice_bytes) {
   const std::string what = "memory for shared slices";
+  exchange_bytes( // ends all ranks where sizes differ
+      {},
+      Call{
+          .kind = CallKind::kExchange,
+          .what = what,
+          .cuts = {slice_bytes.begin(), slice_bytes.end()}});
   const size_t offset =
       allocate_together(0, ShmSlices::bytes_for(slice_bytes, size()), what);
   auto slices =

@@ -19,14 +19,13 @@ constexpr size_t kLine = 64;
 
 void copy_streaming(std::byte* to, const std::byte* from, size_t bytes) {
   const size_t misaligned = reinterpret_cast<uintptr_t>(to) % kLine;
-  const size_t head =
-      std::min(bytes, misaligned == 0 ? 0 : kLine - misaligned);
+  const size_t head = std::min(bytes, misaligned == 0 ? 0 : kLine - misaligned);
   std::memcpy(to, from, head);
   size_t at = head;
   for (; at + kLine <= bytes; at += kLine) {
     for (size_t i = 0; i < kLine; i += sizeof(__m128i)) {
-      const __m128i value = _mm_loadu_si128(
-          reinterpret_cast<const __m128i*>(from + at + i));
+      const __m128i value =
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at + i));
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + at + i), value);
     }
   }

@@ -120,7 +120,7 @@ TEST(ShardedTensors, ANetWithIgnoredParametersOnlyWorks) {
 }
 
 TEST(Worlds, ANullCommunicatorIsRefused) {
-  const auto error = error_of([] { World world(std::shared_ptr<Communicator>{}); });
+  const auto error = error_of([] { World world(nullptr); });
   EXPECT_TRUE(contains(error, "communicator is null")) << error;
   EXPECT_EQ(World().size(), 1);
   EXPECT_EQ(World().rank(), 0);

@@ -230,7 +230,8 @@ void ShardedTraining::read(size_t unit, const char* place) {
   weights_->await_readable("all_gather of unit " + std::to_string(unit));
   pause();
   const auto bytes = weights_->slices()->whole(unit);
-  for (size_t i = 0; i < whole_numel(unit); ++i) {
+  const size_t numel = whole_numel(unit);
+  for (size_t i = 0; i < numel; ++i) {
     uint32_t value = 0;
     std::memcpy(&value, &bytes[i * sizeof(value)], sizeof(value));
     if (value != weight(unit, i, version_)) {

@@ -23,6 +23,7 @@
 #include <thread>
 #include <utility>
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -249,6 +250,24 @@ int hold_mode() {
   return 0;
 }
 
+/// Zeros that take no memory until they are written.
+at::Tensor untouched(int64_t numel) {
+  const auto bytes = static_cast<size_t>(numel) * sizeof(at::BFloat16);
+  void* const memory = ::mmap(
+      nullptr,
+      bytes,
+      PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+      -1,
+      0);
+  TORCH_CHECK(memory != MAP_FAILED, "no room for ", bytes, " bytes");
+  return torch::from_blob(
+      memory,
+      {numel},
+      [bytes](void* begin) { ::munmap(begin, bytes); },
+      at::kBFloat16);
+}
+
 /// Makes a net whose whole weights take `megabytes` MiB while they compute,
 /// four times as much as at rest.
 int construct_mode() {
@@ -268,9 +287,7 @@ int construct_mode() {
   for (int64_t i = 0; i < kUnits; ++i) {
     const auto name = "unit" + std::to_string(i);
     units.push_back(
-        {name,
-         {{name + ".weight",
-           torch::zeros({numel}, at::kBFloat16).requires_grad_()}}});
+        {name, {{name + ".weight", untouched(numel).requires_grad_()}}});
   }
   const auto failure = failure_of([&] {
     const ShardedTensors net(
