@@ -1,6 +1,7 @@
 #include "comm/c10d_rendezvous.h"
 
 #include "comm/call.h"
+#include "comm/socket_limits.h"
 
 #include <fsdp/communicator.h>
 
@@ -46,7 +47,13 @@ c10::intrusive_ptr<c10d::Store> make_store(
   options.numWorkers = static_cast<size_t>(user.size);
   options.waitWorkers = false;
   options.timeout = user.timeout;
-  return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+  auto store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
+  // An answer takes microseconds; what waits for a key does so before it reads.
+  constexpr milliseconds kLongestAnswer(5000);
+  limit_connections_to(
+      address.port,
+      std::clamp(user.timeout, milliseconds(100), kLongestAnswer));
+  return store;
 }
 
 } // namespace

@@ -163,8 +163,8 @@ void C10dWorld::lose_store(
   }
   abort(
       text + " (seen " + what +
-      "). The rank that serves the store has ended or died: look at its "
-      "output.");
+      "). The process that serves the store (rank 0, unless the program says"
+      " otherwise) is stopped, or has ended or died: look at its output.");
 }
 
 bool C10dWorld::watch_is_broken() {

@@ -15,6 +15,13 @@ namespace {
 const std::string kAgree = "agrees with unsharded training";
 const std::string kNotHere = "not arrived: ranks? [0-9]|gone without this call";
 
+TEST(IdleRankLong, NeedsNoCallOverSharedMemory) {
+  expect_job(
+      {.backend = "shm", .size = 3, .arguments = {"idle", "idle=skip"}},
+      0,
+      kAgree);
+}
+
 TEST(IdleRankLong, TakesPartWithAnEmptyBatchOverSharedMemory) {
   expect_job(
       {.backend = "shm", .size = 3, .arguments = {"idle", "idle=empty batch"}},

@@ -124,7 +124,11 @@ void expect_told_when_continued(const Strike& strike, Job& job) {
   job.rank(strike.victim).signal(SIGCONT);
   EXPECT_TRUE(job.await_end(strike.victim, limit_of(strike) + kEndLimit));
   const auto ended = job.rank(strike.victim).result();
-  EXPECT_EQ(ended.status, kStatusOfFailed)
+  // Gloo may write to a connection that the others have closed.
+  const bool by_sigpipe =
+      strike.backend == "gloo" && ended.status == 128 + SIGPIPE;
+  EXPECT_TRUE(ended.status == kStatusOfFailed || by_sigpipe)
+      << ended.status << "\n"
       << ended.out << ended.err.substr(0, 2000);
 }
 
