@@ -108,7 +108,8 @@ void expect_nothing_kept(const Strike& strike, int rank, const Ended& ended) {
   if (strike.backend == "shm") {
     EXPECT_EQ(line_after(ended.out, "left "), "0 descriptors, 0 views")
         << ended.out;
-  } else if (rank != 0) { // which serves the store
+  } else if (rank != 0 && strike.signal == SIGKILL) {
+    // Rank 0 serves the store; connections to a stopped process may stay open.
     EXPECT_LE(std::stoi("0" + line_after(ended.out, "left ")), 1) << ended.out;
   }
 }
