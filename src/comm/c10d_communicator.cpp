@@ -2,10 +2,9 @@
 
 #include "comm/c10d_channel.h"
 #include "comm/c10d_plans.h"
+#include "comm/split_group.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <functional>
 #include <mutex>
 #include <numeric>
@@ -192,27 +191,11 @@ class C10dCommunicator : public Communicator {
 };
 
 std::shared_ptr<Communicator> C10dCommunicator::split(int color, int key) {
-  using ColorAndKey = std::array<int, 2>;
-  const ColorAndKey mine = {color, key};
   const auto [ticket, texts] = exchange_texts(
-      {.kind = CallKind::kSplit, .what = "split"},
-      {reinterpret_cast<const char*>(mine.data()), sizeof(mine)});
-  std::vector<std::pair<int, int>> members; // key, rank here
-  for (const std::string& text : texts) {
-    ColorAndKey theirs = {};
-    std::memcpy(theirs.data(), text.data(), sizeof(theirs));
-    if (theirs[0] == color) {
-      members.emplace_back(theirs[1], static_cast<int>(&text - texts.data()));
-    }
-  }
-  std::sort(members.begin(), members.end());
-  std::vector<int> ranks;
-  for (const auto& [each_key, each_rank] : members) {
-    ranks.push_back(each_rank);
-  }
-  const auto self = std::find(ranks.begin(), ranks.end(), rank());
-  auto child = std::make_shared<C10dCommunicator>(channel_->make_child(
-      ticket, color, ranks, static_cast<int>(self - ranks.begin())));
+      {.kind = CallKind::kSplit, .what = "split"}, encode_split(color, key));
+  const auto members = group_of_split(texts, rank());
+  auto child = std::make_shared<C10dCommunicator>(
+      channel_->make_child(ticket, color, members.ranks, members.position));
   place_->add_child(child->place_);
   return child;
 }

@@ -5,10 +5,8 @@
 #include "comm/shm_place.h"
 #include "comm/shm_slices.h"
 #include "comm/shm_work.h"
+#include "comm/split_group.h"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <numeric>
@@ -411,37 +409,22 @@ std::shared_ptr<SharedSlices> ShmCommunicator::share_slices(
 
 // Groups.
 
-struct Choice {
-  int color;
-  int key;
-};
-
 std::shared_ptr<Communicator> ShmCommunicator::split(int color, int key) {
-  const Choice mine = {color, key};
-  const auto choices = exchange_bytes(
-      {reinterpret_cast<const char*>(&mine), sizeof(mine)},
-      Call{.kind = CallKind::kSplit, .what = "split"});
-  std::vector<std::pair<int, int>> chosen; // key, rank here
-  for (int r = 0; r < size(); ++r) {
-    Choice its{};
-    std::memcpy(&its, choices[static_cast<size_t>(r)].data(), sizeof(its));
-    if (its.color == color) {
-      chosen.emplace_back(its.key, r);
-    }
-  }
-  std::sort(chosen.begin(), chosen.end());
+  const auto chosen = group_of_split(
+      exchange_bytes(
+          encode_split(color, key),
+          Call{.kind = CallKind::kSplit, .what = "split"}),
+      rank());
   std::vector<int> members;
-  int position = 0;
-  for (const auto& [its_key, r] : chosen) {
-    position = r == rank() ? static_cast<int>(members.size()) : position;
+  for (const int r : chosen.ranks) {
     members.push_back(group_.members()[static_cast<size_t>(r)]);
   }
   const size_t control = allocate_together(
-      chosen.front().second,
+      chosen.ranks.front(),
       ShmGroup::control_bytes(static_cast<int>(members.size())),
       "split");
   auto place = std::make_shared<ShmPlace>(std::make_shared<ShmGroup>(
-      group_.host(), control, std::move(members), position));
+      group_.host(), control, std::move(members), chosen.position));
   place_->add_child(place);
   return std::make_shared<ShmCommunicator>(std::move(place));
 }

@@ -1,10 +1,10 @@
 #include "comm/thread_communicator.h"
 
 #include "comm/reduce.h"
+#include "comm/split_group.h"
 #include "comm/thread_group.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -291,6 +291,15 @@ void ThreadCommunicator::barrier(std::string what) {
       issue(Call{.kind = CallKind::kBarrier, .what = std::move(what)}, {}));
 }
 
+std::vector<std::string> texts_of(const Operation& operation) {
+  std::vector<std::string> texts;
+  for (const auto& [present, bytes] : operation.contributions) {
+    texts.emplace_back(
+        reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  return texts;
+}
+
 std::vector<std::string> ThreadCommunicator::exchange(
     std::string_view mine,
     std::string what) {
@@ -298,36 +307,19 @@ std::vector<std::string> ThreadCommunicator::exchange(
       Call{.kind = CallKind::kExchange, .what = std::move(what)},
       std::as_bytes(std::span(mine)));
   group_->await(ticket);
-  std::vector<std::string> all;
-  for (const auto& [present, bytes] : ticket.operation->contributions) {
-    all.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  }
-  return all;
+  return texts_of(*ticket.operation);
 }
 
 std::shared_ptr<Communicator> ThreadCommunicator::split(int color, int key) {
-  const std::array<int, 2> mine = {color, key};
+  const std::string mine = encode_split(color, key);
   const auto ticket = issue(
       Call{.kind = CallKind::kSplit, .what = "split"},
       std::as_bytes(std::span(mine)));
   group_->await(ticket);
-  std::vector<std::pair<int, int>> members; // key, rank here
-  for (int r = 0; r < size(); ++r) {
-    std::array<int, 2> theirs = {};
-    std::memcpy(
-        theirs.data(),
-        ticket.operation->contributions[static_cast<size_t>(r)].bytes.data(),
-        sizeof(theirs));
-    if (theirs[0] == color) {
-      members.emplace_back(theirs[1], r);
-    }
-  }
-  std::sort(members.begin(), members.end());
-  const auto self =
-      std::find(members.begin(), members.end(), std::pair(key, rank_));
+  const auto members = group_of_split(texts_of(*ticket.operation), rank_);
   auto child = std::make_shared<ThreadCommunicator>(
-      group_->child(ticket, color, static_cast<int>(members.size())),
-      static_cast<int>(self - members.begin()));
+      group_->child(ticket, color, static_cast<int>(members.ranks.size())),
+      members.position);
   place_->add_child(child->place_);
   return child;
 }
