@@ -75,7 +75,7 @@ struct alignas(128) ShmRankLine {
   static constexpr uint64_t kCalls = 64; // contributed and not yet taken by all
 
   std::atomic<uint64_t> epoch;
-  std::atomic<uint64_t> contributed; // calls of this epoch
+  std::atomic<uint64_t> contributed; // calls, of all epochs: never goes back
   std::atomic<uint64_t> taken;       // calls of this epoch whose result it has
   std::atomic<ShmGone> gone;
   std::atomic<uint32_t> reads_no_more;

@@ -91,15 +91,13 @@ bool ShmGroup::all_have_passed(uint64_t epoch, uint64_t call) const {
 
 bool ShmGroup::has_contributed(int peer, uint64_t call) const {
   const ShmRankLine& its = line(peer);
-  uint64_t its_epoch = its.epoch;
-  while (its_epoch == epoch_) {
-    const bool has = its.contributed > call;
-    const uint64_t before = std::exchange(its_epoch, its.epoch);
-    if (before == its_epoch) {
-      return has;
+  if (its.epoch == epoch_) {
+    const uint64_t contributed = its.contributed;
+    if (its.epoch == epoch_) { // they are of this epoch, then
+      return contributed > epoch_of(peer).first + call;
     }
   }
-  return its_epoch > epoch_ && epoch_of(peer).calls > call;
+  return its.epoch > epoch_ && epoch_of(peer).calls > call;
 }
 
 const ShmDescriptor& ShmGroup::descriptor_of(int peer, uint64_t call) const {
@@ -197,7 +195,7 @@ bool ShmGroup::contribute(ShmOperation& operation) {
       contribution.shared_bytes()};
   described = {epoch_, operation.number};
   operation.contributed = true;
-  mine().contributed = ++contributed_;
+  mine().contributed = first_ + ++contributed_;
   wake(/*all=*/false);
   return true;
 }
@@ -380,7 +378,6 @@ void ShmGroup::go_on(const std::string& failure, uint64_t calls) {
   first_ += contributed_;
   epochs[(epoch_ + 1) % epochs.size()].first = first_;
   made_ = contributed_ = taken_ = 0;
-  mine().contributed = 0; // before the epoch: see has_contributed()
   mine().taken = 0;
   mine().epoch = ++epoch_;
   wake(/*all=*/true);

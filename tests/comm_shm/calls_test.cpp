@@ -263,7 +263,7 @@ TEST(ManyFailures, OfOneRankReachTheOthersOneByOne) {
 TEST(DifferentCalls, AreNeverTakenForOneAnother) {
   run_ranks(2, [](Communicator& comm) {
     std::mt19937 own(static_cast<unsigned>(comm.rank()));
-    for (int round = 0; round < 3000; ++round) {
+    for (int round = 0; round < 20'000; ++round) {
       for (auto i = own() % 200; i > 0; --i) {
         comm.epoch(); // takes a moment
       }
