@@ -4,7 +4,7 @@
 
 COMPAT_VERSIONS ?= 2.11.0 2.15.0
 
-.PHONY: demo test test-long dev-build asan tsan tidy format format-check compat clean
+.PHONY: demo test test-long bench dev-build asan tsan tidy format format-check compat clean
 
 demo:
 	@scripts/demo.sh
@@ -14,6 +14,10 @@ test:
 
 test-long:
 	@scripts/test.sh --long
+
+# GROUP=engine|collectives|memory: only these rows; QUICK=1: five minutes at most.
+bench:
+	@scripts/bench.sh
 
 # Every source on its own, as no unity batch hides a missing include.
 dev-build:

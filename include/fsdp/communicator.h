@@ -26,13 +26,20 @@ enum class DType : uint8_t {
 /// Bytes of one element of `dtype`.
 FSDP_API int64_t size_of(DType dtype);
 
-enum class ReduceOp : uint8_t { kSum, kMax };
+/// kMean: the sum divided by the number of ranks; floating point only.
+enum class ReduceOp : uint8_t { kSum, kMax, kMean };
 
 /// Thrown when a peer failed, died or did not arrive in time. The layers that
 /// know libtorch turn it into c10::DistBackendError with the same text.
 class FSDP_API CommunicationError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+/// Part of a buffer that does not lie in one place.
+struct Piece {
+  int64_t offset = 0; // in the buffer, in bytes
+  std::span<const std::byte> bytes;
 };
 
 /// A collective in flight.
@@ -106,17 +113,29 @@ class FSDP_API Communicator {
       std::span<std::byte> buffer,
       std::string what) = 0;
 
-  /// Sums `input` over the ranks and hands rank r the elements
+  /// Reduces `input` over the ranks and hands rank r the elements
   /// [cuts[r], cuts[r + 1]) in `output`. `cuts` holds size() + 1 non-decreasing
   /// element offsets, the same on all ranks, from 0 to the number of elements
-  /// of `input`. 16-bit types are summed in float32 and rounded once. Back ends
-  /// with a fixed order sum in rank order, so that results do not vary.
+  /// of `input`. 16-bit types are reduced in float32 and rounded once. Back
+  /// ends with a fixed order sum in rank order, so that results do not vary.
   virtual std::unique_ptr<Work> reduce_scatter(
       std::span<const std::byte> input,
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) = 0;
+      std::string what,
+      ReduceOp op = ReduceOp::kSum) = 0;
+
+  /// The same for an input in pieces: in ascending order, of whole elements,
+  /// none over another. What no piece covers counts as zeros. Back ends that
+  /// can read pieces where they lie spare a copy.
+  virtual std::unique_ptr<Work> reduce_scatter_pieces(
+      std::vector<Piece> input,
+      std::span<std::byte> output,
+      DType dtype,
+      std::span<const int64_t> cuts,
+      std::string what,
+      ReduceOp op = ReduceOp::kSum);
 
   /// Reduces `buffer` over the ranks, in place; the same bits on all ranks.
   virtual std::unique_ptr<Work> all_reduce(
@@ -124,6 +143,15 @@ class FSDP_API Communicator {
       DType dtype,
       ReduceOp op,
       std::string what) = 0;
+
+  /// The same for an input in pieces; `output` is as long as the buffer. Pieces
+  /// may lie in `output`, each in its place.
+  virtual std::unique_ptr<Work> all_reduce_pieces(
+      std::vector<Piece> input,
+      std::span<std::byte> output,
+      DType dtype,
+      ReduceOp op,
+      std::string what);
 
   /// Copies `buffer` of rank `root` to all ranks.
   virtual std::unique_ptr<Work>

@@ -6,6 +6,7 @@
 #include <fsdp/fully_sharded_data_parallel.h>
 #include <fsdp/init.h>
 #include <fsdp/memory.h>
+#include <fsdp/optim.h>
 #include <fsdp/options.h>
 #include <fsdp/sharded_module.h>
 #include <fsdp/touch.h>

@@ -18,6 +18,12 @@ struct InitOptions {
   /// The longest wait for a peer. Not set: LIBFSDP_TIMEOUT (seconds), or else
   /// ten minutes.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+  /// Let the allocator of this process (glibc's) keep the memory of tensors
+  /// that are gone. By default it gives blocks above 32 MB back to the system
+  /// at once, and taking them again costs more than computing their contents.
+  /// Holds for the whole process and for good; the memory of a step is then
+  /// not seen by other processes between steps.
+  bool keep_freed_memory = false;
 };
 
 /// The world of this job. Its ranks are the processes that torchrun, mpirun,

@@ -18,6 +18,10 @@ struct FSDP_API Options {
   /// Default: kFullShard.
   TORCH_ARG(Strategy, strategy) = Strategy::kFullShard;
 
+  /// Ranks per group of the hybrid strategies, which need it; it divides the
+  /// world size. Usually the number of ranks per host.
+  TORCH_ARG(std::optional<int64_t>, shard_size);
+
   /// Which modules become units, the parts that are gathered, reduced and
   /// released together. Usually one unit per transformer block. What no policy
   /// takes forms the root unit. Default: the whole model is one unit, which
@@ -30,6 +34,13 @@ struct FSDP_API Options {
   /// ShardedModule::average_ignored_gradients() runs before each step. To keep
   /// a module whole but reduced, make it a unit with strategy kNoShard instead.
   TORCH_ARG(std::vector<std::string>, ignore);
+
+  /// Modules whose parameters and buffers, with all below them, keep their type
+  /// whatever mixed_precision() says, in whichever unit they are: usually the
+  /// normalisation layers. Other inputs of their operators are cast to that
+  /// type, so model code needs no change. A rule's UnitOptions are not looked
+  /// at.
+  TORCH_ARG(UnitPolicy, full_precision);
 
   /// Broadcast parameters and buffers from rank 0 before sharding. Without it,
   /// ranks whose parameters differ are told so by an error.

@@ -4,12 +4,14 @@
 #include <fsdp/export.h>
 #include <fsdp/memory.h>
 #include <fsdp/options.h>
+#include <fsdp/tensors_of.h>
 #include <fsdp/world.h>
 
 #include <torch/nn/module.h>
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -17,6 +19,9 @@
 
 namespace torch::serialize {
 class OutputArchive;
+}
+namespace torch::optim {
+class Optimizer;
 }
 
 namespace fsdp {
@@ -144,6 +149,18 @@ class FSDP_API ShardedModule {
   void unshard();
   void reshard();
 
+  /// When operators first read a unit in a forward (backward) pass, the gathers
+  /// of `ahead` start, in that order, as far as Options::slots allows; without
+  /// such a rule that is the unit which followed in the last step. For units
+  /// that are read in an order that changes. Names as in describe(). An empty
+  /// list takes the rule back. All ranks set the same, between passes. Local.
+  void set_forward_prefetch(
+      const std::string& unit,
+      const std::vector<std::string>& ahead);
+  void set_backward_prefetch(
+      const std::string& unit,
+      const std::vector<std::string>& ahead);
+
   /// Scales all gradients such that their norm, over all parameters and ranks,
   /// is at most `max_norm`, and returns the norm before. Replicated and ignored
   /// parameters count once. The norm is accumulated in float32 or better;
@@ -160,6 +177,20 @@ class FSDP_API ShardedModule {
   /// Replaces the gradients of ignored parameters by their mean over the ranks,
   /// whatever Options::gradient_divide_factor is. Collective.
   void average_ignored_gradients();
+
+  /// The mean over the ranks of a number that each has, such as its loss, for a
+  /// log. Summed in float64 in rank order: the same bits on all ranks, and NaN
+  /// where any rank has NaN. A tensor must have one element. Collective.
+  double mean_over_ranks(double value) const;
+  double mean_over_ranks(const at::Tensor& value) const;
+
+  /// Cuts the state that `optimizer` has of parameters of this net from before
+  /// it was sharded, in whole shapes, to this rank's shards, so that training
+  /// goes on as if unsharded. Step counts stay; state that is of shards already
+  /// is left alone. For libtorch's Adam, AdamW, SGD, RMSprop and Adagrad and
+  /// for this library's; LBFGS is refused. Throws, and changes nothing, for
+  /// state that fits neither the parameter nor its shard. Local.
+  void adopt(torch::optim::Optimizer& optimizer) const;
 
   /// Throws when parameters that every rank holds whole (kNoShard units and
   /// ignored ones) differ between ranks, and names the first. Collective.
@@ -188,6 +219,7 @@ class FSDP_API ShardedModule {
   void unwrap_parameters();
 
   /// Runs `call` in a region; an exception abandons the region and is rethrown.
+  /// What it returns by value is cast to MixedPrecision::output_dtype.
   template <class F>
   std::invoke_result_t<F> in_region(F&& call);
 
@@ -201,7 +233,10 @@ class FSDP_API ShardedModule {
       const World& world,
       const Options& options);
 
+  at::Tensor output_of(const at::Tensor& tensor) const;
+
   std::shared_ptr<detail::Net> net_;
+  std::optional<at::ScalarType> output_dtype_;
   std::vector<std::pair<std::string, at::Tensor>> parameters_;
   std::vector<std::pair<std::string, at::Tensor>> ignored_;
   std::vector<std::pair<std::string, at::Tensor>> ignored_aliases_;
@@ -223,6 +258,14 @@ std::invoke_result_t<F> ShardedModule::in_region(F&& call) {
       open.close();
     } else {
       Result result = std::forward<F>(call)();
+      if constexpr (!std::is_reference_v<Result>) {
+        const auto cast = [&](at::Tensor& tensor) {
+          tensor = output_of(tensor);
+        };
+        if (output_dtype_.has_value()) {
+          detail::tensors::visit_all(result, cast);
+        }
+      }
       open.close();
       return std::forward<Result>(result); // moves a T
     }

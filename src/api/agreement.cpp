@@ -15,6 +15,7 @@
 #include <cstring>
 #include <exception>
 #include <iomanip>
+#include <map>
 #include <sstream>
 
 namespace fsdp::detail {
@@ -43,8 +44,10 @@ std::string describe(const UnitSpec& unit) {
   line << "unit '" << unit.name << "': strategy "
        << strategy_name(unit.strategy) << ", param_dtype "
        << dtype_text(unit.mixed_precision.param_dtype) << ", reduce_dtype "
-       << dtype_text(unit.mixed_precision.reduce_dtype) << ", cast_inputs "
-       << unit.mixed_precision.cast_inputs;
+       << dtype_text(unit.mixed_precision.reduce_dtype) << ", buffer_dtype "
+       << dtype_text(unit.mixed_precision.buffer_dtype) << ", cast_inputs "
+       << unit.mixed_precision.cast_inputs << ", reshard_after_forward_to "
+       << unit.part_ranks;
   return line.str();
 }
 
@@ -56,7 +59,8 @@ std::string describe(const Parameter& parameter) {
   }
   line << ": shape " << parameter.tensor.sizes() << ", dtype "
        << parameter.tensor.scalar_type() << ", requires_grad "
-       << parameter.tensor.requires_grad();
+       << parameter.tensor.requires_grad() << ", full_precision "
+       << parameter.full_precision;
   return line.str();
 }
 
@@ -103,33 +107,37 @@ void fail_together(const World& world, const std::function<void()>& prepare) {
 void check_same_lines(
     const World& world,
     const std::vector<std::string>& lines,
-    const std::string& advice) {
-  std::string mine;
+    const std::string& advice,
+    int color) {
+  std::string mine = std::to_string(color) + "\n";
   for (const auto& line : lines) {
     mine += line + "\n";
   }
   const auto all = communicate([&] {
     return world.communicator().exchange(mine, "comparison of the ranks");
   });
-  for (const auto rank : c10::irange(all.size())) {
-    if (all[rank] == all[0]) {
+  std::map<std::string, std::pair<int, std::vector<std::string>>> first_of;
+  const auto size = static_cast<int>(all.size());
+  for (const auto rank : c10::irange(size)) {
+    const auto other = split_lines(all[static_cast<size_t>(rank)]);
+    const auto [found, is_first] =
+        first_of.emplace(other.front(), std::make_pair(rank, other));
+    const auto& [first_rank, first] = found->second;
+    if (is_first || first == other) {
       continue;
     }
-    const auto first = split_lines(all[0]);
-    const auto other = split_lines(all[rank]);
     size_t at = 0;
     while (line_at(first, at) == line_at(other, at)) {
       ++at;
     }
-    const auto size = static_cast<int>(all.size());
     TORCH_CHECK_VALUE(
         false,
         "fsdp: the ranks differ: ",
-        rank_text(0, size),
+        rank_text(first_rank, size),
         " has ",
         line_at(first, at),
         ", but ",
-        rank_text(static_cast<int>(rank), size),
+        rank_text(rank, size),
         " has ",
         line_at(other, at),
         ". ",
@@ -150,7 +158,8 @@ void check_agreement(
   std::ostringstream options;
   options << std::setprecision(17) << "gradient_divide_factor "
           << settings.divide_factor << ", slots " << settings.slots
-          << ", sync_module_states " << (values == CompareValues::kNo);
+          << ", shard_size " << settings.shard_size << ", sync_module_states "
+          << (values == CompareValues::kNo);
   lines.push_back(options.str());
   for (const auto& unit : specs) {
     lines.push_back(describe(unit));

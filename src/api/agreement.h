@@ -37,10 +37,12 @@ void broadcast_tensors(
 /// FNV-1a over the elements in logical order.
 uint64_t checksum(const at::Tensor& tensor);
 
-/// Throws unless each of `lines` is the same on all ranks; `advice` follows.
+/// Throws unless each of `lines` is the same on all ranks that pass the same
+/// `color`; `advice` follows.
 void check_same_lines(
     const World& world,
     const std::vector<std::string>& lines,
-    const std::string& advice);
+    const std::string& advice,
+    int color = 0);
 
 } // namespace fsdp::detail

@@ -14,8 +14,14 @@ const char* name_of(Strategy strategy) {
       return "full shard";
     case Strategy::kShardGradOp:
       return "shard grad op";
+    case Strategy::kShardOptimizer:
+      return "shard optimizer";
     case Strategy::kNoShard:
       return "no shard";
+    case Strategy::kHybridShard:
+      return "hybrid shard";
+    case Strategy::kHybridShardGradOp:
+      return "hybrid shard grad op";
   }
   return "unknown";
 }

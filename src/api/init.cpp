@@ -18,6 +18,9 @@
 #include <sstream>
 #include <stdexcept>
 #include <utility>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 namespace fsdp {
 
@@ -105,6 +108,15 @@ void log_start(
   log.debug(mine.str());
 }
 
+/// Blocks of their own are unmapped when they are freed, and the top of the
+/// heap is given back; other C libraries have no such settings.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
+#endif
+}
+
 World WorldOfProcess::make(const InitOptions& options) {
   const std::lock_guard lock(mutex_);
   if (const auto state = current_.lock()) {
@@ -139,6 +151,9 @@ World WorldOfProcess::make(const InitOptions& options) {
 } // namespace
 
 World init(const InitOptions& options) {
+  if (options.keep_freed_memory) {
+    keep_freed_memory();
+  }
   try {
     return detail::communicate(
         [&] { return WorldOfProcess::instance().make(options); });

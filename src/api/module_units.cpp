@@ -235,6 +235,32 @@ class IgnoreList {
   std::vector<bool> used_;
 };
 
+Strategy strategy_with(bool reshard_after_forward, Strategy strategy) {
+  if (is_hybrid(strategy)) {
+    return reshard_after_forward ? Strategy::kHybridShard
+                                 : Strategy::kHybridShardGradOp;
+  }
+  return reshard_after_forward ? Strategy::kFullShard : Strategy::kShardGradOp;
+}
+
+void check_resharding(const std::string& name, const UnitOptions& unit) {
+  const auto ranks = unit.reshard_after_forward_to();
+  TORCH_CHECK_VALUE(
+      !ranks || *ranks >= 1,
+      "fsdp: unit '",
+      name,
+      "': expected reshard_after_forward_to to be at least 1, but got ",
+      ranks.value_or(0),
+      ".");
+  TORCH_CHECK_VALUE(
+      !ranks || unit.reshard_after_forward().value_or(true),
+      "fsdp: unit '",
+      name,
+      "': reshard_after_forward_to(",
+      ranks.value_or(0),
+      ") contradicts reshard_after_forward(false). Leave one of them out.");
+}
+
 UnitSpec spec_of(
     const std::string& name,
     const UnitOptions& unit,
@@ -242,13 +268,18 @@ UnitSpec spec_of(
   UnitSpec spec;
   spec.name = name.empty() ? "(root)" : name;
   spec.strategy = unit.strategy().value_or(options.strategy());
-  const bool sharded = spec.strategy != Strategy::kNoShard;
-  if (sharded && unit.reshard_after_forward().has_value()) {
-    spec.strategy = *unit.reshard_after_forward() ? Strategy::kFullShard
-                                                  : Strategy::kShardGradOp;
-  }
   spec.mixed_precision =
       unit.mixed_precision().value_or(options.mixed_precision());
+  check_resharding(spec.name, unit);
+  if (spec.strategy == Strategy::kNoShard) {
+    return spec;
+  }
+  const auto part_ranks = unit.reshard_after_forward_to();
+  if (part_ranks.has_value() || unit.reshard_after_forward().has_value()) {
+    spec.strategy = strategy_with(
+        unit.reshard_after_forward().value_or(true), spec.strategy);
+  }
+  spec.part_ranks = part_ranks.value_or(0);
   return spec;
 }
 
@@ -274,7 +305,11 @@ class Collector {
     }
   }
 
-  void add(UnitSpec& unit, const std::string& name, const at::Tensor& tensor) {
+  void add(
+      UnitSpec& unit,
+      const std::string& name,
+      const at::Tensor& tensor,
+      bool full_precision = false) {
     const auto* identity = tensor.unsafeGetTensorImpl();
     if (ignored_.count(identity) > 0) {
       if (ignored_seen_.insert(identity).second) {
@@ -287,8 +322,9 @@ class Collector {
     }
     const auto known = seen_.find(identity);
     if (known != seen_.end()) {
-      known->second.first->parameters[known->second.second].names.push_back(
-          name);
+      auto& parameter = known->second.first->parameters[known->second.second];
+      parameter.names.push_back(name);
+      parameter.full_precision = parameter.full_precision || full_precision;
       return;
     }
     result_.parameters.emplace_back(name, tensor);
@@ -296,7 +332,18 @@ class Collector {
     Parameter parameter;
     parameter.tensor = tensor;
     parameter.names = {name};
+    parameter.full_precision = full_precision;
     unit.parameters.push_back(std::move(parameter));
+  }
+
+  void add_buffers(
+      const UnitSpec& unit,
+      const torch::nn::Module& module,
+      bool full_precision) {
+    const auto dtype = unit.mixed_precision.buffer_dtype;
+    if (dtype.has_value() && !full_precision) {
+      add_buffer_casts(result_.buffer_casts, module, *dtype);
+    }
   }
 
   ModuleUnits finish(std::vector<UnitSpec> units) {
@@ -339,6 +386,7 @@ ModuleUnits units_of(torch::nn::Module& module, const Options& options) {
   for (const auto& choice : chooser.choices()) {
     units.push_back(spec_of(choice.name, choice.options, options));
   }
+  const auto full = modules_of(module, options.full_precision());
   Collector collector(options);
   each_parameter_of(
       tree,
@@ -348,8 +396,13 @@ ModuleUnits units_of(torch::nn::Module& module, const Options& options) {
   each_parameter_of(
       tree,
       [&](const Node& node, const std::string& name, const at::Tensor& tensor) {
-        collector.add(units[node.unit], name, tensor);
+        const bool full_precision = full.count(node.module) > 0;
+        collector.add(units[node.unit], name, tensor, full_precision);
       });
+  for (const auto& node : tree.nodes()) {
+    collector.add_buffers(
+        units[node.unit], *node.module, full.count(node.module) > 0);
+  }
   return collector.finish(std::move(units));
 }
 
@@ -359,9 +412,10 @@ ModuleUnits units_of(
         units,
     const Options& options) {
   TORCH_CHECK_VALUE(
-      options.units().rules().empty() && options.ignore().empty(),
-      "fsdp: ShardedTensors is given its units: Options::units and"
-      " Options::ignore must be empty.");
+      options.units().rules().empty() && options.ignore().empty() &&
+          options.full_precision().rules().empty(),
+      "fsdp: ShardedTensors is given its units: Options::units, ignore and"
+      " full_precision must be empty.");
   std::vector<UnitSpec> specs;
   for (const auto& [name, tensors] : units) {
     specs.push_back(spec_of(name, UnitOptions(), options));

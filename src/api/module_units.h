@@ -1,5 +1,6 @@
 #pragma once
 
+#include "api/precision.h"
 #include "runtime/net.h"
 
 #include <fsdp/options.h>
@@ -18,6 +19,7 @@ struct ModuleUnits {
   std::vector<std::pair<std::string, at::Tensor>> ignored;
   /// Further names of ignored parameters.
   std::vector<std::pair<std::string, at::Tensor>> ignored_aliases;
+  BufferCasts buffer_casts;
   /// All of them, in order of registration, each once.
   std::vector<std::pair<std::string, at::Tensor>> parameters;
 };

@@ -2,11 +2,13 @@
 
 #include "api/agreement.h"
 #include "api/module_units.h"
+#include "api/precision.h"
 #include "api/strategy_name.h"
 #include "launch/settings.h"
 #include "launch/variables.h"
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
+#include "runtime/mesh.h"
 #include "runtime/net.h"
 #include "runtime/tensor_bytes.h"
 #include "runtime/view_base.h"
@@ -145,6 +147,38 @@ void check_options(const Options& options) {
       ".");
 }
 
+/// That the groups of ranks which units ask for can be made.
+void check_meshes(
+    const std::vector<detail::UnitSpec>& units,
+    const Options& options,
+    const World& world) {
+  for (const auto& unit : units) {
+    const bool hybrid = detail::is_hybrid(unit.strategy);
+    const auto size = options.shard_size();
+    TORCH_CHECK_VALUE(
+        !hybrid || (size && *size >= 1 && world.size() % *size == 0),
+        "fsdp: unit '",
+        unit.name,
+        "' has a hybrid strategy: expected Options::shard_size to divide the"
+        " world size ",
+        world.size(),
+        ", but it is ",
+        size ? std::to_string(*size) : "not set",
+        ". Set it to the number of ranks per host.");
+    const auto ranks = hybrid ? *size : world.size();
+    TORCH_CHECK_VALUE(
+        unit.part_ranks == 0 || ranks % unit.part_ranks == 0,
+        "fsdp: unit '",
+        unit.name,
+        "': expected reshard_after_forward_to to divide the number of ranks"
+        " that share the unit, ",
+        ranks,
+        ", but got ",
+        unit.part_ranks,
+        ".");
+  }
+}
+
 std::vector<std::pair<std::string, at::Tensor>> all_tensors(
     const std::vector<detail::UnitSpec>& units,
     const std::vector<std::pair<std::string, at::Tensor>>& ignored,
@@ -175,6 +209,7 @@ std::shared_ptr<detail::Net> make_net(
   settings.divide_factor =
       options.gradient_divide_factor().value_or(world.size());
   settings.slots = options.slots();
+  settings.shard_size = options.shard_size().value_or(0);
   detail::check_agreement(
       world,
       units.units,
@@ -235,9 +270,12 @@ void ShardedModule::shard(
     chosen = with_strategy_of_environment(options);
     check_options(chosen);
     units = choose_units(chosen);
+    check_meshes(units.units, chosen, world);
     check_storages(units.units, world);
   });
   net_ = make_net(world, units, module, chosen);
+  detail::cast_buffers(units.buffer_casts);
+  output_dtype_ = chosen.mixed_precision().output_dtype;
   parameters_ = std::move(units.parameters);
   ignored_ = std::move(units.ignored);
   ignored_aliases_ = std::move(units.ignored_aliases);
@@ -297,6 +335,12 @@ const World& ShardedModule::world() const {
   return net()->world();
 }
 
+at::Tensor ShardedModule::output_of(const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.is_floating_point()
+      ? tensor.to(*output_dtype_)
+      : tensor;
+}
+
 namespace {
 
 /// Nets of one rank need no communicator, and would not notice by themselves
@@ -324,6 +368,18 @@ WholeParameters ShardedModule::whole_parameters(
 
 void ShardedModule::drop_unreduced_gradients() {
   net()->drop_unreduced_gradients();
+}
+
+void ShardedModule::set_forward_prefetch(
+    const std::string& unit,
+    const std::vector<std::string>& ahead) {
+  net()->set_prefetch(detail::PassKind::kForward, unit, ahead);
+}
+
+void ShardedModule::set_backward_prefetch(
+    const std::string& unit,
+    const std::vector<std::string>& ahead) {
+  net()->set_prefetch(detail::PassKind::kBackward, unit, ahead);
 }
 
 void ShardedModule::unshard() {
@@ -383,27 +439,31 @@ void ShardedModule::average_ignored_gradients() {
 }
 
 void ShardedModule::check_replicas() const {
-  std::vector<std::string> lines;
-  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
-    lines.push_back(
-        "parameter '" + name + "' with values of checksum " +
-        std::to_string(detail::checksum(tensor)));
+  const auto line = [](const std::string& name, const at::Tensor& tensor) {
+    return "parameter '" + name + "' with values of checksum " +
+        std::to_string(detail::checksum(tensor));
   };
+  std::vector<std::string> whole;
+  std::vector<std::string> shards; // that other groups of ranks hold, too
+  int position = 0;                // of this rank in its group
   each_group(*net(), [&](const FlatGroup& group) {
+    const bool hybrid = group.mesh().replicas != nullptr;
     for (const auto& parameter : group.parameters()) {
-      if (group.replicated()) {
-        add(parameter.name(), parameter.tensor);
+      if (group.replicated() || hybrid) {
+        (hybrid ? shards : whole)
+            .push_back(line(parameter.name(), parameter.tensor));
       }
     }
+    position = hybrid ? group.position() : position;
   });
   for (const auto& [name, tensor] : ignored_) {
-    add(name, tensor);
+    whole.push_back(line(name, tensor));
   }
-  detail::check_same_lines(
-      world(),
-      lines,
+  const std::string advice =
       "Replicated parameters have drifted apart: were the gradients of ignored"
-      " parameters averaged, and does every rank take the same steps?");
+      " parameters averaged, and does every rank take the same steps?";
+  detail::check_same_lines(world(), whole, advice);
+  detail::check_same_lines(world(), shards, advice, position);
 }
 
 MemoryReport ShardedModule::memory() const {

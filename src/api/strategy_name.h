@@ -9,11 +9,14 @@
 namespace fsdp::detail {
 
 /// The names of LIBFSDP_STRATEGY and of messages.
-inline constexpr std::array<std::pair<Strategy, const char*>, 3>
+inline constexpr std::array<std::pair<Strategy, const char*>, 6>
     kStrategyNames = {{
         {Strategy::kFullShard, "full_shard"},
         {Strategy::kShardGradOp, "shard_grad_op"},
+        {Strategy::kShardOptimizer, "shard_optimizer"},
         {Strategy::kNoShard, "no_shard"},
+        {Strategy::kHybridShard, "hybrid_shard"},
+        {Strategy::kHybridShardGradOp, "hybrid_shard_grad_op"},
     }};
 
 inline std::string strategy_name(Strategy strategy) {

@@ -82,9 +82,22 @@ std::unique_ptr<Work> WorldCommunicator::reduce_scatter(
     std::span<std::byte> output,
     DType dtype,
     std::span<const int64_t> cuts,
-    std::string what) {
+    std::string what,
+    ReduceOp op) {
   auto& inner = open(what);
-  return inner.reduce_scatter(input, output, dtype, cuts, std::move(what));
+  return inner.reduce_scatter(input, output, dtype, cuts, std::move(what), op);
+}
+
+std::unique_ptr<Work> WorldCommunicator::reduce_scatter_pieces(
+    std::vector<Piece> input,
+    std::span<std::byte> output,
+    DType dtype,
+    std::span<const int64_t> cuts,
+    std::string what,
+    ReduceOp op) {
+  auto& inner = open(what);
+  return inner.reduce_scatter_pieces(
+      std::move(input), output, dtype, cuts, std::move(what), op);
 }
 
 std::unique_ptr<Work> WorldCommunicator::all_reduce(
@@ -94,6 +107,17 @@ std::unique_ptr<Work> WorldCommunicator::all_reduce(
     std::string what) {
   auto& inner = open(what);
   return inner.all_reduce(buffer, dtype, op, std::move(what));
+}
+
+std::unique_ptr<Work> WorldCommunicator::all_reduce_pieces(
+    std::vector<Piece> input,
+    std::span<std::byte> output,
+    DType dtype,
+    ReduceOp op,
+    std::string what) {
+  auto& inner = open(what);
+  return inner.all_reduce_pieces(
+      std::move(input), output, dtype, op, std::move(what));
 }
 
 std::unique_ptr<Work> WorldCommunicator::broadcast(

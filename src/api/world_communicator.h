@@ -54,9 +54,23 @@ class WorldCommunicator final : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override;
+      std::string what,
+      ReduceOp op) override;
+  std::unique_ptr<Work> reduce_scatter_pieces(
+      std::vector<Piece> input,
+      std::span<std::byte> output,
+      DType dtype,
+      std::span<const int64_t> cuts,
+      std::string what,
+      ReduceOp op) override;
   std::unique_ptr<Work> all_reduce(
       std::span<std::byte> buffer,
+      DType dtype,
+      ReduceOp op,
+      std::string what) override;
+  std::unique_ptr<Work> all_reduce_pieces(
+      std::vector<Piece> input,
+      std::span<std::byte> output,
       DType dtype,
       ReduceOp op,
       std::string what) override;

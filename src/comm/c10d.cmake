@@ -18,7 +18,8 @@ target_sources(
   comm/c10d_transport.cpp
   comm/c10d_world.cpp
   comm/gloo_backend.cpp
-  comm/gloo_communicator.cpp)
+  comm/gloo_communicator.cpp
+  comm/gloo_sockets.cpp)
 # ProcessGroupGloo.hpp needs Gloo's headers; no other file shall see ours.
 set_source_files_properties(
   comm/gloo_backend.cpp

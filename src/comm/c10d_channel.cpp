@@ -14,6 +14,10 @@ std::string record_key(uint64_t epoch, uint64_t index) {
   return records_key(epoch) + "/" + std::to_string(index);
 }
 
+std::string left_key(int rank) {
+  return "left/" + std::to_string(rank);
+}
+
 } // namespace
 
 C10dChannel::C10dChannel(
@@ -34,12 +38,6 @@ C10dChannel::C10dChannel(
   }
 }
 
-C10dChannel::~C10dChannel() {
-  if (owns_group_) {
-    world_->retire(epoch_->group);
-  }
-}
-
 void C10dChannel::make_group(
     Epoch& epoch,
     std::shared_ptr<C10dGroup> previous) {
@@ -49,16 +47,25 @@ void C10dChannel::make_group(
     return;
   }
   try {
-    world_->make(
+    world_->make_group(
         epoch.group,
         name_ + "/group" + std::to_string(epoch.number),
-        std::move(previous));
+        {.previous = std::move(previous), .has_left = [store = store_](int r) {
+           return store->check({left_key(r)});
+         }});
   } catch (...) {
     epoch.group->break_off(c10d_text_of(std::current_exception()));
   }
 }
 
+void C10dChannel::throw_if_forked() const {
+  if (world_->forked()) {
+    throw CommunicationError(world_->aborted());
+  }
+}
+
 C10dChannel::Ticket C10dChannel::issue(C10dPlan plan) {
+  throw_if_forked();
   look_sometimes(*current_epoch(), who_calls(plan.call));
   const std::lock_guard lock(mutex_);
   if (const auto reason = world_->aborted(); !reason.empty()) {
@@ -78,8 +85,9 @@ C10dChannel::Ticket C10dChannel::issue(C10dPlan plan) {
 }
 
 bool C10dChannel::ready(const Ticket& ticket) {
-  if (ticket.epoch->group->poll(*ticket.operation) !=
-      C10dOperation::State::kUnfinished) {
+  if (world_->forked() ||
+      ticket.epoch->group->poll(*ticket.operation) !=
+          C10dOperation::State::kUnfinished) {
     return true;
   }
   look_sometimes(*ticket.epoch, who_calls(ticket.operation->call()));
@@ -98,8 +106,14 @@ std::shared_ptr<C10dChannel::Epoch> C10dChannel::current_epoch() {
 }
 
 void C10dChannel::end_epoch(const std::string& failure) {
+  if (world_->forked()) {
+    return;
+  }
   const std::lock_guard lock(mutex_);
   Epoch& epoch = *epoch_;
+  if (epoch.has_left) {
+    return; // the last one, and it has ended already
+  }
   if (members_.size() > 1 && !world_->has_factory()) {
     world_->abort(
         failure +
@@ -149,6 +163,9 @@ void C10dChannel::leave_locked(Epoch& epoch) {
     return;
   }
   epoch.has_left = true;
+  if (has_left_) {
+    return; // there is no next epoch
+  }
   auto next = std::make_shared<Epoch>();
   next->number = epoch.number + 1;
   if (owns_group_) {
@@ -158,6 +175,55 @@ void C10dChannel::leave_locked(Epoch& epoch) {
   }
   epoch_ = std::move(next);
   calls_ = 0;
+}
+
+void C10dChannel::leave() {
+  if (world_->forked()) {
+    return;
+  }
+  std::shared_ptr<C10dGroup> group;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(has_left_, true)) {
+      return;
+    }
+    group = epoch_->group;
+  }
+  if (members_.size() > 1) {
+    world_->tell(name_ + "/" + left_key(members_.rank), "1");
+  }
+  if (owns_group_) {
+    world_->retire(group);
+  }
+}
+
+bool C10dChannel::has_left() {
+  const std::lock_guard lock(mutex_);
+  return has_left_;
+}
+
+// Of a peer; its failures are told before.
+void C10dChannel::throw_if_peer_has_left(const Ticket& ticket) {
+  const C10dOperation& operation = *ticket.operation;
+  const Call& call = operation.call();
+  try {
+    for (int r = 0; r < members_.size(); ++r) {
+      if (r != members_.rank && store_->check({left_key(r)})) {
+        const std::lock_guard lock(mutex_);
+        fail_epoch(
+            *ticket.epoch,
+            {operation.number(),
+             title_of(call.kind, call.what) + ": " +
+                 rank_text(members_.rank, members_.size()) +
+                 " waits for rank " + std::to_string(r) +
+                 ", gone without this call. Look for the first error there."});
+        break;
+      }
+    }
+  } catch (...) {
+    world_->lose_store(who_calls(call), std::current_exception());
+  }
+  throw_if_ended(ticket);
 }
 
 void C10dChannel::look(Epoch& epoch, const std::string& who) {
@@ -178,7 +244,7 @@ void C10dChannel::look_for(
   world_->look(waiting_for, who);
   try {
     const std::lock_guard lock(mutex_);
-    if (!epoch.has_left && world_->aborted().empty()) {
+    if (world_->aborted().empty()) {
       read_records(epoch);
     }
   } catch (...) {

@@ -31,6 +31,12 @@ namespace fsdp::detail {
 /// Works use the caller's memory where they can be stopped. A rank that leaves
 /// with such a work in flight waits a moment for its peers, then breaks the
 /// group off: a peer whose call fails by that looks for the record first.
+///
+/// A rank may leave the channel while others still wait for it, for instance
+/// because of an exception. It says so in the store before its connections
+/// close. A peer whose call fails then gives it a moment to tell why, which it
+/// may do in a communicator above this one, and ends the epoch; the world goes
+/// on.
 class C10dChannel {
  public:
   /// Who takes part.
@@ -66,8 +72,6 @@ class C10dChannel {
       Members members,
       std::shared_ptr<C10dGroup> group);
 
-  ~C10dChannel();
-
   C10dChannel(const C10dChannel&) = delete;
   C10dChannel& operator=(const C10dChannel&) = delete;
 
@@ -93,8 +97,14 @@ class C10dChannel {
 
   uint64_t epoch();
 
-  /// Ends this rank's epoch; the peers throw `failure`. Throws nothing.
+  /// Ends this rank's epoch; the peers throw `failure`. Throws nothing. Works
+  /// also after leave().
   void end_epoch(const std::string& failure);
+
+  /// This rank makes no more calls. Waits for no peer.
+  void leave();
+
+  bool has_left();
 
   /// A channel over some of the ranks, by their ranks here; `ticket` is that of
   /// the split.
@@ -107,6 +117,7 @@ class C10dChannel {
  private:
   std::shared_ptr<Epoch> current_epoch();
   void make_group(Epoch& epoch, std::shared_ptr<C10dGroup> previous);
+  void throw_if_forked() const;
   std::string who_calls(const Call& call) const;
   bool try_finish(const Ticket& ticket);
   void throw_if_ended(const Ticket& ticket);
@@ -121,6 +132,7 @@ class C10dChannel {
   void fail_epoch(Epoch& epoch, const FailureRecord& record);
   void leave_locked(Epoch& epoch);
   [[noreturn]] void give_up_call(const Ticket& ticket);
+  void throw_if_peer_has_left(const Ticket& ticket);
   [[noreturn]] void end_in_time_out(const Ticket& ticket);
   [[noreturn]] void end_world(const Ticket& ticket, const std::string& reason);
   WaitMark mark_of(const Ticket& ticket);
@@ -137,6 +149,7 @@ class C10dChannel {
   std::mutex mutex_; // guards what follows: a parent may fail at any time
   std::shared_ptr<Epoch> epoch_;
   uint64_t calls_ = 0; // made in this epoch
+  bool has_left_ = false;
 };
 
 } // namespace fsdp::detail

@@ -41,6 +41,7 @@ class MarkOfWait {
 } // namespace
 
 void C10dChannel::await(const Ticket& ticket) {
+  throw_if_forked();
   const MarkOfWait mark(marks_, *world_);
   C10dWait wait(world_->options().timeout);
   while (!try_finish(ticket)) {
@@ -111,6 +112,7 @@ void C10dChannel::give_up_call(const Ticket& ticket) {
     throw_if_ended(ticket);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   } while (!wait.is_over());
+  throw_if_peer_has_left(ticket);
   end_world(ticket, "the back end failed " + who + ": " + operation.error());
 }
 
@@ -131,19 +133,21 @@ void C10dChannel::end_world(const Ticket& ticket, const std::string& reason) {
 void C10dChannel::release(const Ticket& ticket) {
   C10dGroup& group = *ticket.epoch->group;
   C10dOperation& operation = *ticket.operation;
-  if (!operation.borrows()) {
+  if (!operation.borrows() || world_->forked()) {
     return; // it may go on
   }
-  const auto is_needed = [&] { // by peers
+  const auto is_needed = [&] { // by peers, as far as they have told
     const std::lock_guard lock(mutex_);
     return world_->aborted().empty() &&
-        (!ticket.epoch->has_left ||
-         group.has_open_call_below(ticket.epoch->limit));
+        group.has_open_call_below(ticket.epoch->limit);
   };
   constexpr std::chrono::milliseconds kPause(1);
   C10dWait wait(kFarewell);
   while (group.poll(operation) == ChannelState::kUnfinished && is_needed() &&
          !wait.is_over()) {
+    if (wait.look_is_due()) {
+      look(*ticket.epoch, who_calls(operation.call()));
+    }
     std::this_thread::sleep_for(kPause);
   }
   if (group.poll(operation) == ChannelState::kUnfinished) {

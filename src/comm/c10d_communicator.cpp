@@ -49,8 +49,8 @@ class C10dWork : public Work {
 /// [Note: Failures reach children].
 class C10dPlace {
  public:
-  explicit C10dPlace(const std::shared_ptr<C10dChannel>& channel)
-      : channel_(channel) {}
+  explicit C10dPlace(std::shared_ptr<C10dChannel> channel)
+      : channel_(std::move(channel)) {}
 
   void add_child(std::shared_ptr<C10dPlace> child) {
     const std::lock_guard lock(mutex_);
@@ -59,9 +59,7 @@ class C10dPlace {
   }
 
   void end_epoch(const std::string& failure) {
-    if (const auto channel = channel_.lock()) {
-      channel->end_epoch(failure);
-    }
+    channel_->end_epoch(failure);
     const std::lock_guard lock(mutex_);
     for (const auto& child : children_) {
       child->end_epoch(failure);
@@ -71,13 +69,13 @@ class C10dPlace {
  private:
   bool is_over() {
     const std::lock_guard lock(mutex_);
-    return channel_.expired() &&
+    return channel_->has_left() &&
         std::all_of(children_.begin(), children_.end(), [](const auto& each) {
              return each->is_over();
            });
   }
 
-  const std::weak_ptr<C10dChannel> channel_;
+  const std::shared_ptr<C10dChannel> channel_;
   std::mutex mutex_; // communicators of one rank may be used by several threads
   std::vector<std::shared_ptr<C10dPlace>> children_;
 };
@@ -88,6 +86,11 @@ class C10dCommunicator : public Communicator {
       : channel_(std::move(channel)),
         place_(std::make_shared<C10dPlace>(channel_)),
         planner_(rank(), size(), channel_->world().options().is_tagged) {}
+
+  ~C10dCommunicator() override { channel_->leave(); }
+
+  C10dCommunicator(const C10dCommunicator&) = delete;
+  C10dCommunicator& operator=(const C10dCommunicator&) = delete;
 
   int rank() const override { return channel_->members().rank; }
 
@@ -109,9 +112,10 @@ class C10dCommunicator : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override {
+      std::string what,
+      ReduceOp op) override {
     auto call = reduce_scatter_call(
-        std::ssize(input), dtype, cuts, size(), std::move(what));
+        std::ssize(input), dtype, cuts, size(), std::move(what), op);
     check_output(call, rank(), std::ssize(output));
     return start(planner_.reduce_scatter(std::move(call), input, output));
   }
@@ -203,7 +207,7 @@ std::shared_ptr<Communicator> C10dCommunicator::split(int color, int key) {
 } // namespace
 
 std::shared_ptr<Communicator> make_c10d_communicator(C10dWorldOptions options) {
-  const auto world = std::make_shared<C10dWorld>(std::move(options));
+  const auto world = C10dWorld::make(std::move(options));
   C10dChannel::Members members{
       .world_ranks =
           std::vector<int>(static_cast<size_t>(world->options().size)),

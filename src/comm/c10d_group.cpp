@@ -1,5 +1,9 @@
 #include "comm/c10d_group.h"
 
+#include "comm/c10d_wait.h"
+#include "comm/deadline.h"
+#include "comm/fork_hold.h"
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -7,6 +11,17 @@
 
 namespace fsdp::detail {
 namespace {
+
+// How long a group without a successor is kept for calls that are not complete.
+constexpr std::chrono::milliseconds kLastCalls(2000);
+
+std::string here_key(int rank) {
+  return "here/" + std::to_string(rank);
+}
+
+bool is_here(c10d::Store& store, int rank) {
+  return store.check({here_key(rank)});
+}
 
 bool is_over(const C10dOperation& operation) {
   return operation.state() != C10dOperation::State::kUnfinished &&
@@ -19,14 +34,22 @@ C10dGroup::C10dGroup(int rank, int size, std::chrono::milliseconds timeout)
     : rank_(rank),
       size_(size),
       timeout_(timeout),
+      generation_(fork_generation()),
       is_made_(size == 1),
       arrived_(static_cast<size_t>(size), size == 1) {
 }
 
+C10dGroup::~C10dGroup() {
+  if (generation_ != fork_generation()) {
+    static_cast<void>(transport_.release());
+  }
+}
+
 void C10dGroup::make(const Making& making) {
+  bool all_are_here = false;
   try {
-    await_arrivals(making);
-    if (!making.is_over()) {
+    all_are_here = await_arrivals(making);
+    if (all_are_here) {
       attach(making.factory(
           c10::make_intrusive<c10d::PrefixStore>("connect", making.store),
           rank_,
@@ -37,34 +60,63 @@ void C10dGroup::make(const Making& making) {
     fail_all(c10d_text_of(std::current_exception()));
   }
   if (making.previous != nullptr) {
+    const Deadline deadline(kLastCalls);
+    if (!all_are_here) { // peers may still need the calls before
+      making.previous->finish(
+          [&] { return making.is_over() || deadline.passed(); });
+    }
     making.previous->close();
   }
 }
 
 // A rank comes when it has connected the group before: a peer may then close
-// it.
-void C10dGroup::await_arrivals(const Making& making) {
+// it. Once it has come it connects whatever happens, as the others wait for it.
+// Returns whether all have come.
+bool C10dGroup::await_arrivals(const Making& making) {
   constexpr std::chrono::milliseconds kLongestPause(10);
   std::chrono::milliseconds pause(1);
   C10dGroup* const previous = making.previous.get();
   const auto wait_until = [&](const auto& is_done) {
-    while (!is_done() && !making.is_over()) {
+    C10dWait wait(kNoLimit);
+    while (!making.is_over() && !is_done()) {
       if (previous != nullptr) {
         previous->pump(); // peers may still need its calls
+      }
+      if (wait.look_is_due()) {
+        throw_if_one_has_left(making);
       }
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kLongestPause);
     }
   };
-  wait_until([&] { return previous == nullptr || previous->is_settled(); });
-  making.store->set("here/" + std::to_string(rank_), std::vector<uint8_t>{1});
+  wait_until([&] {
+    return is_broken() || previous == nullptr || previous->is_settled();
+  });
+  if (making.is_over() || is_broken()) {
+    return false;
+  }
+  making.store->set(here_key(rank_), std::vector<uint8_t>{1});
   wait_until([&] { return all_have_come(*making.store); });
+  return !making.is_over();
+}
+
+void C10dGroup::throw_if_one_has_left(const Making& making) const {
+  if (making.has_left == nullptr) {
+    return;
+  }
+  for (const int rank : not_arrived()) {
+    // It may have come just before it left.
+    if (rank != rank_ && making.has_left(rank) &&
+        !is_here(*making.store, rank)) {
+      throw CommunicationError(rank_text(rank, size_) + " has left");
+    }
+  }
 }
 
 bool C10dGroup::all_have_come(c10d::Store& store) {
   for (size_t r = 0; r < arrived_.size(); ++r) {
     // Only this thread writes arrived_.
-    if (!arrived_[r] && store.check({"here/" + std::to_string(r)})) {
+    if (!arrived_[r] && is_here(store, static_cast<int>(r))) {
       const std::lock_guard lock(mutex_);
       arrived_[r] = true;
     }
@@ -122,6 +174,11 @@ void C10dGroup::pump_locked() {
     operation->update();
     return is_over(*operation);
   });
+}
+
+bool C10dGroup::is_broken() const {
+  const std::lock_guard lock(mutex_);
+  return !broken_.empty();
 }
 
 bool C10dGroup::is_settled() const {
@@ -183,6 +240,15 @@ void C10dGroup::fail_all(const std::string& reason) {
     operation->cancel(reason);
   }
   started_.splice(started_.end(), waiting_);
+}
+
+void C10dGroup::finish(const std::function<bool()>& is_over) {
+  constexpr std::chrono::milliseconds kPause(5);
+  constexpr uint64_t kAny = UINT64_MAX;
+  while (has_open_call_below(kAny) && !is_over()) {
+    std::this_thread::sleep_for(kPause);
+    pump();
+  }
 }
 
 void C10dGroup::close() {

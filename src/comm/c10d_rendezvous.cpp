@@ -1,6 +1,7 @@
 #include "comm/c10d_rendezvous.h"
 
 #include "comm/call.h"
+#include "comm/sigpipe_block.h"
 #include "comm/socket_limits.h"
 
 #include <fsdp/communicator.h>
@@ -47,6 +48,8 @@ c10::intrusive_ptr<c10d::Store> make_store(
   options.numWorkers = static_cast<size_t>(user.size);
   options.waitWorkers = false;
   options.timeout = user.timeout;
+  // The server's thread may answer a client that has gone.
+  const SigpipeBlock block;
   auto store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
   // An answer takes microseconds; what waits for a key does so before it reads.
   constexpr milliseconds kLongestAnswer(5000);
@@ -85,7 +88,13 @@ C10dRendezvous::C10dRendezvous(
       store_(c10::make_intrusive<c10d::PrefixStore>("fsdp/" + job, store)),
       rank_(user.rank),
       size_(user.size) {
-  if (store_->add("joined", 1) > size_) {
+  int64_t joined = 0;
+  try {
+    joined = store_->add("joined", 1);
+  } catch (const c10::Error& error) {
+    throw_lost(rank_text(rank_, size_) + ": start of the ranks: ", error);
+  }
+  if (joined > size_) {
     throw CommunicationError(
         rank_text(rank_, size_) + ": store at " + address_ + ": more than " +
         std::to_string(size_) +
@@ -106,11 +115,12 @@ std::vector<std::string> C10dRendezvous::exchange(
   const auto prefix = std::to_string(exchanges_++) + "/";
   const auto deadline = Clock::now() + limit;
   std::vector<std::string> texts;
+  int rank = 0; // for which it waits
   try {
     store_->set(
         prefix + std::to_string(rank_),
         std::vector<uint8_t>(mine.begin(), mine.end()));
-    for (int rank = 0; rank < size_; ++rank) {
+    for (; rank < size_; ++rank) {
       const auto key = prefix + std::to_string(rank);
       const auto left =
           std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
@@ -118,15 +128,24 @@ std::vector<std::string> C10dRendezvous::exchange(
       texts.push_back(get(key));
     }
   } catch (const c10::Error&) {
-    throw_missing(prefix, what, limit);
+    throw_missing(prefix, what, limit, rank);
   }
   return texts;
+}
+
+void C10dRendezvous::throw_lost(
+    const std::string& who,
+    const std::exception& error) const {
+  throw CommunicationError(
+      who + "lost the store at " + address_ +
+      ": did rank 0 end? libtorch says: " + first_line(error));
 }
 
 void C10dRendezvous::throw_missing(
     const std::string& prefix,
     const std::string& what,
-    milliseconds limit) {
+    milliseconds limit,
+    int waited_for) {
   const auto who = rank_text(rank_, size_) + ": " + what + ": ";
   std::string missing;
   try {
@@ -135,9 +154,9 @@ void C10dRendezvous::throw_missing(
       missing += store_->check({prefix + text}) ? "" : " " + text;
     }
   } catch (const std::exception& error) {
-    throw CommunicationError(
-        who + "lost the store at " + address_ +
-        ": did rank 0 end? libtorch says: " + first_line(error));
+    // Rank 0 may have ended because that rank did not come.
+    throw_lost(
+        who + "waited for rank " + std::to_string(waited_for) + " and ", error);
   }
   throw CommunicationError(
       who + "waited " + seconds_text(limit) + " at " + address_ +

@@ -48,10 +48,14 @@ class C10dRendezvous {
 
  private:
   std::string get(const std::string& key);
+  [[noreturn]] void throw_lost(
+      const std::string& who,
+      const std::exception& error) const;
   [[noreturn]] void throw_missing(
       const std::string& prefix,
       const std::string& what,
-      std::chrono::milliseconds limit);
+      std::chrono::milliseconds limit,
+      int waited_for);
 
   std::string address_;
   c10::intrusive_ptr<c10d::Store> store_;

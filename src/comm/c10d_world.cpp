@@ -2,6 +2,7 @@
 
 #include "comm/c10d_polling_store.h"
 #include "comm/deadline.h"
+#include "comm/fork_hold.h"
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -12,6 +13,14 @@
 namespace fsdp::detail {
 namespace {
 
+const char* const kWhoServes =
+    "The process that serves the store (rank 0, unless the program says"
+    " otherwise) is stopped, or has ended or died: look at its output.";
+
+std::string store_text(const std::exception_ptr& error) {
+  return "the store does not answer: " + c10d_text_of(error);
+}
+
 /// A program may make several worlds over one store, on all ranks in the same
 /// order.
 C10dStorePtr store_of_world(const C10dWorldOptions& options) {
@@ -19,9 +28,21 @@ C10dStorePtr store_of_world(const C10dWorldOptions& options) {
     return c10::make_intrusive<c10d::HashStore>();
   }
   const auto counter = "libfsdp/worlds_of_rank_" + std::to_string(options.rank);
-  const auto count = options.store->add(counter, 1);
-  return c10::make_intrusive<c10d::PrefixStore>(
-      "libfsdp/world" + std::to_string(count), options.store);
+  try {
+    const auto count = options.store->add(counter, 1);
+    return c10::make_intrusive<c10d::PrefixStore>(
+        "libfsdp/world" + std::to_string(count), options.store);
+  } catch (...) {
+    throw CommunicationError(
+        "start of the world: " + rank_text(options.rank, options.size) + ": " +
+        store_text(std::current_exception()) + ". " + kWhoServes);
+  }
+}
+
+/// The generation of this process, with forks counted from now on.
+uint64_t watch_generation() {
+  const ForkHold hold;
+  return fork_generation();
 }
 
 /// A call that meets no other, as its tag is this rank's own.
@@ -47,8 +68,17 @@ bool is_among(int rank, const std::vector<int>& ranks) {
 
 } // namespace
 
+std::shared_ptr<C10dWorld> C10dWorld::make(C10dWorldOptions options) {
+  return {new C10dWorld(std::move(options)), [](C10dWorld* world) {
+            if (!world->forked()) {
+              delete world;
+            }
+          }};
+}
+
 C10dWorld::C10dWorld(C10dWorldOptions options)
-    : options_(std::move(options)),
+    : generation_(watch_generation()),
+      options_(std::move(options)),
       store_(store_of_world(options_)),
       watch_(
           std::make_shared<C10dGroup>(options_.rank, options_.size, kNoLimit)) {
@@ -59,7 +89,7 @@ C10dWorld::C10dWorld(C10dWorldOptions options)
 
 C10dWorld::~C10dWorld() {
   constexpr std::chrono::milliseconds kLongestEnd(1000);
-  tell("goodbye/" + std::to_string(options_.rank), "1");
+  write("goodbye/" + std::to_string(options_.rank), "1");
   *is_over_ = true;
   const Deadline deadline(kLongestEnd);
   for (Task& task : tasks_) {
@@ -68,8 +98,11 @@ C10dWorld::~C10dWorld() {
     }
     if (*task.is_done) {
       task.thread.join();
-    } else {
+    } else { // it waits for the store
       task.thread.detach();
+      for (const auto& group : task.groups) {
+        group->close();
+      }
     }
   }
   watch_->close();
@@ -82,7 +115,7 @@ C10dStorePtr C10dWorld::store_at(const std::string& prefix) const {
 void C10dWorld::start_watch() {
   watch_call_ = make_watch_call(options_.rank, options_.size);
   watch_->add(watch_call_);
-  make(watch_, "watch", nullptr);
+  make_group(watch_, "watch", {});
 }
 
 void C10dWorld::await_watch() {
@@ -93,7 +126,15 @@ void C10dWorld::await_watch() {
   }
 }
 
+bool C10dWorld::forked() const {
+  return generation_ != fork_generation();
+}
+
 std::string C10dWorld::aborted() const {
+  if (forked()) { // the lock may be held by a thread that is not here
+    return "this process is a fork of a rank; only the rank itself can "
+           "communicate";
+  }
   const std::lock_guard lock(mutex_);
   return aborted_;
 }
@@ -107,12 +148,18 @@ void C10dWorld::abort(const std::string& reason) {
     aborted_ = reason;
     *is_over_ = true;
   }
-  tell("aborted", reason);
+  write("aborted", reason);
 }
 
-// What was told before stays. A store that has failed is left alone: the peers
-// notice by themselves, and it is not made to complain again.
 void C10dWorld::tell(const std::string& key, const std::string& text) {
+  if (aborted().empty()) {
+    write(key, text);
+  }
+}
+
+// A store that has failed is left alone: the peers notice by themselves, and it
+// is not made to complain again.
+void C10dWorld::write(const std::string& key, const std::string& text) {
   if (store_is_lost_) {
     return;
   }
@@ -150,7 +197,7 @@ void C10dWorld::lose_store(
     const std::string& what,
     const std::exception_ptr& error) {
   store_is_lost_ = true;
-  std::string text = "the store does not answer: " + c10d_text_of(error);
+  std::string text = store_text(error);
   constexpr int kTries = 20;
   for (int i = 0; i < kTries && !watch_is_broken(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -161,10 +208,7 @@ void C10dWorld::lose_store(
           " was closed";
     }
   }
-  abort(
-      text + " (seen " + what +
-      "). The process that serves the store (rank 0, unless the program says"
-      " otherwise) is stopped, or has ended or died: look at its output.");
+  abort(text + " (seen " + what + "). " + kWhoServes);
 }
 
 bool C10dWorld::watch_is_broken() {
@@ -196,35 +240,38 @@ bool C10dWorld::has_said_goodbye(int rank) {
   return store_->check({"goodbye/" + std::to_string(rank)});
 }
 
-void C10dWorld::make(
+void C10dWorld::make_group(
     const std::shared_ptr<C10dGroup>& group,
     const std::string& prefix,
-    std::shared_ptr<C10dGroup> previous) {
-  const auto is_over = [flag = is_over_] { return flag->load(); };
-  C10dGroup::Making making{
-      .store = c10::make_intrusive<C10dPollingStore>(store_at(prefix), is_over),
-      .factory = options_.factory,
-      .is_over = is_over,
-      .previous = std::move(previous)};
-  in_background([group, making] { group->make(making); });
+    C10dGroup::Making making) {
+  making.is_over = [flag = is_over_] { return flag->load(); };
+  making.store =
+      c10::make_intrusive<C10dPollingStore>(store_at(prefix), making.is_over);
+  making.factory = options_.factory;
+  std::vector<std::shared_ptr<C10dGroup>> groups = {group};
+  if (making.previous != nullptr) {
+    groups.push_back(making.previous);
+  }
+  in_background(std::move(groups), [group, making = std::move(making)] {
+    group->make(making);
+  });
 }
 
-void C10dWorld::retire(std::shared_ptr<C10dGroup> group) {
+void C10dWorld::retire(const std::shared_ptr<C10dGroup>& group) {
   constexpr uint64_t kAny = UINT64_MAX;
   if (!group->has_open_call_below(kAny)) {
     group->close();
     return;
   }
-  in_background([is_over = is_over_, group = std::move(group)] {
-    while (group->has_open_call_below(kAny) && !*is_over) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      group->pump();
-    }
+  in_background({group}, [flag = is_over_, group] {
+    group->finish([flag] { return flag->load(); });
     group->close();
   });
 }
 
-void C10dWorld::in_background(std::function<void()> task) {
+void C10dWorld::in_background(
+    std::vector<std::shared_ptr<C10dGroup>> groups,
+    std::function<void()> run) {
   const std::lock_guard lock(mutex_);
   for (auto each = tasks_.begin(); each != tasks_.end();) {
     if (*each->is_done) {
@@ -235,11 +282,11 @@ void C10dWorld::in_background(std::function<void()> task) {
     }
   }
   const auto is_done = std::make_shared<std::atomic<bool>>(false);
-  std::thread thread([run = std::move(task), is_done] {
+  std::thread thread([run = std::move(run), is_done] {
     run();
     *is_done = true;
   });
-  tasks_.push_back({std::move(thread), is_done});
+  tasks_.push_back({std::move(thread), is_done, std::move(groups)});
 }
 
 } // namespace fsdp::detail

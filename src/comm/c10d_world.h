@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
@@ -28,11 +29,11 @@ struct C10dWorldOptions {
 /// What the communicators of one rank that come from one another by split()
 /// share. [Note: What ends a c10d world]
 ///
-/// A failure of a step is told through the store, and survived (see
-/// C10dChannel). Everything else ends the world, in all communicators and on
-/// all ranks: a wait that is too long, an error of the back end or of the
-/// store, a rank that has died. Whoever notices first writes the reason into
-/// the store.
+/// A failure of a step is told through the store, and survived, and so is a
+/// rank that has given up a communicator (see C10dChannel). Everything else
+/// ends the world, in all communicators and on all ranks: a wait that is too
+/// long, an error of the back end or of the store, a rank that has died.
+/// Whoever notices first writes the reason into the store.
 ///
 /// Death is noticed by a group of its own, the watch, in which every rank has a
 /// call that no other rank ever answers: it ends when a connection closes,
@@ -40,8 +41,14 @@ struct C10dWorldOptions {
 /// ends in good order says so in the store before it closes. Only back ends of
 /// our own can have a call without an answer; with others death shows as an
 /// error of the call that needs the dead rank.
+///
+/// A forked child of the rank is no rank. What it has inherited of the world
+/// is never destroyed there, since sockets, threads and what is said in the
+/// store are the parent's.
 class C10dWorld {
  public:
+  static std::shared_ptr<C10dWorld> make(C10dWorldOptions options);
+
   explicit C10dWorld(C10dWorldOptions options);
 
   /// Says goodbye, and ends what runs in the background. Never waits for a
@@ -63,6 +70,9 @@ class C10dWorld {
   /// sooner would look like an error to those that still connect to it.
   void await_watch();
 
+  /// Whether this process is a child of the one that made the world.
+  bool forked() const;
+
   std::string aborted() const;
 
   /// Ends the world with this reason, unless it has ended.
@@ -75,31 +85,40 @@ class C10dWorld {
   /// ranks that are still to come, and `what` says who looks. Never waits.
   void look(const std::vector<int>& waiting_for, const std::string& what);
 
-  /// Makes `group` in the background.
-  void make(
+  /// Tells all ranks, for good; what was told before stays. Nothing that is
+  /// told is needed by a world that has been aborted. Throws nothing.
+  void tell(const std::string& key, const std::string& text);
+
+  /// Makes `group` in the background, with what is left open in `making`.
+  void make_group(
       const std::shared_ptr<C10dGroup>& group,
       const std::string& prefix,
-      std::shared_ptr<C10dGroup> previous);
+      C10dGroup::Making making);
 
   /// Closes `group` when its calls are complete, or the world ends.
-  void retire(std::shared_ptr<C10dGroup> group);
+  void retire(const std::shared_ptr<C10dGroup>& group);
 
  private:
   struct Task {
     std::thread thread;
     std::shared_ptr<std::atomic<bool>> is_done;
+    std::vector<std::shared_ptr<C10dGroup>> groups;
   };
 
-  /// `task` must not use the world, which may end before it.
-  void in_background(std::function<void()> task);
+  /// `run` must not use the world, which may end before it. The `groups` that
+  /// it works on are closed then.
+  void in_background(
+      std::vector<std::shared_ptr<C10dGroup>> groups,
+      std::function<void()> run);
   void start_watch();
   void look_at_watch(
       const std::vector<int>& waiting_for,
       const std::string& what);
   bool watch_is_broken();
   bool has_said_goodbye(int rank);
-  void tell(const std::string& key, const std::string& text);
+  void write(const std::string& key, const std::string& text);
 
+  const uint64_t generation_; // of forks
   const C10dWorldOptions options_;
   const C10dStorePtr store_;
   const std::shared_ptr<C10dGroup> watch_;

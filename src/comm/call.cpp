@@ -26,6 +26,18 @@ void check_elements(
   }
 }
 
+void check_op(const Call& call) {
+  const bool is_integer =
+      call.dtype == DType::kInt32 || call.dtype == DType::kInt64;
+  if (call.op == ReduceOp::kMean && is_integer) {
+    reject(
+        call.kind,
+        call.what,
+        "expected a floating point type for a mean, but got " +
+            std::string(name_of(*call.dtype)));
+  }
+}
+
 std::string cuts_text(const std::vector<int64_t>& cuts) {
   std::string text = "cuts [";
   for (size_t i = 0; i < cuts.size(); ++i) {
@@ -80,15 +92,17 @@ Call reduce_scatter_call(
     DType dtype,
     std::span<const int64_t> cuts,
     int size,
-    std::string what) {
+    std::string what,
+    ReduceOp op) {
   Call call{
       .kind = CallKind::kReduceScatter,
       .what = std::move(what),
       .bytes = input_bytes,
       .dtype = dtype,
-      .op = ReduceOp::kSum,
+      .op = op,
       .cuts = {cuts.begin(), cuts.end()}};
   check_elements(call.kind, call.what, input_bytes, dtype);
+  check_op(call);
   const int64_t numel = input_bytes / size_of(dtype);
   if (cuts.size() != static_cast<size_t>(size) + 1 || cuts.front() != 0 ||
       cuts.back() != numel || !std::is_sorted(cuts.begin(), cuts.end())) {
@@ -127,6 +141,7 @@ Call all_reduce_call(
       .dtype = dtype,
       .op = op};
   check_elements(call.kind, call.what, buffer_bytes, dtype);
+  check_op(call);
   return call;
 }
 
@@ -198,7 +213,15 @@ std::string_view name_of(DType dtype) {
 }
 
 std::string_view name_of(ReduceOp op) {
-  return op == ReduceOp::kSum ? "sum" : "max";
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kMax:
+      return "max";
+    case ReduceOp::kMean:
+      return "mean";
+  }
+  return "unknown";
 }
 
 std::string title_of(CallKind kind, const std::string& what) {

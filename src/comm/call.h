@@ -46,7 +46,8 @@ Call reduce_scatter_call(
     DType dtype,
     std::span<const int64_t> cuts,
     int size,
-    std::string what);
+    std::string what,
+    ReduceOp op = ReduceOp::kSum);
 
 /// Checks the length of the output that goes with reduce_scatter_call.
 void check_output(const Call& call, int rank, int64_t output_bytes);

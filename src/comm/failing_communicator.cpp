@@ -66,10 +66,11 @@ class FailingCommunicator : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override {
+      std::string what,
+      ReduceOp op) override {
     const bool due = begin(what);
     return end(
-        inner_->reduce_scatter(input, output, dtype, cuts, std::move(what)),
+        inner_->reduce_scatter(input, output, dtype, cuts, std::move(what), op),
         due);
   }
 

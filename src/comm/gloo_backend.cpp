@@ -1,5 +1,6 @@
 #include "comm/gloo_backend.h"
 
+#include "comm/gloo_sockets.h"
 #include "comm/sigpipe_block.h"
 
 #include <ATen/ops/empty.h>
@@ -95,6 +96,7 @@ GlooDevices make_gloo_devices(GlooInterface interface) {
 // Gloo writes without MSG_NOSIGNAL, from its own threads (seen in 2.13.0).
 GlooDevices gloo_devices(GlooInterface interface) {
   const SigpipeBlock block;
+  const PrivateSockets sockets;
   try {
     return make_gloo_devices(interface);
   } catch (...) {
@@ -113,6 +115,7 @@ C10dBackendFactory gloo_factory(
   return [devices = gloo_devices(interface), timeout](
              const C10dStorePtr& store, int rank, int size) -> C10dBackendPtr {
     const SigpipeBlock block;
+    const PrivateSockets sockets;
     const auto options = c10d::ProcessGroupGloo::Options::create(
         std::min(timeout, kConnectLimit));
     options->devices = devices;

@@ -56,9 +56,10 @@ std::unique_ptr<Work> RecordingCommunicator::reduce_scatter(
     std::span<std::byte> output,
     DType dtype,
     std::span<const int64_t> cuts,
-    std::string what) {
+    std::string what,
+    ReduceOp op) {
   const Call call = reduce_scatter_call(
-      std::ssize(input), dtype, cuts, size_, std::move(what));
+      std::ssize(input), dtype, cuts, size_, std::move(what), op);
   check_output(call, rank_, std::ssize(output));
   const auto part = part_of(call, input, rank_);
   if (!part.empty()) {

@@ -47,7 +47,8 @@ class RecordingCommunicator : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override;
+      std::string what,
+      ReduceOp op) override;
 
   std::unique_ptr<Work> all_reduce(
       std::span<std::byte> buffer,

@@ -1,8 +1,10 @@
 #include "comm/shm_communicator.h"
 
+#include "comm/pieces.h"
 #include "comm/reduce.h"
 #include "comm/shm_group.h"
 #include "comm/shm_place.h"
+#include "comm/shm_reduction.h"
 #include "comm/shm_slices.h"
 #include "comm/shm_work.h"
 #include "comm/split_group.h"
@@ -21,11 +23,11 @@ constexpr size_t kLargestFlatReduction = size_t{32} << 10;
 
 /// A copy of what is to be contributed, for when its owner goes away.
 std::function<ShmContribution()> copy_of(const ShmContribution& contribution) {
-  const auto copy = std::make_shared<std::vector<std::byte>>(
-      contribution.bytes.begin(), contribution.bytes.end());
+  const auto copy = std::make_shared<std::vector<std::byte>>(contribution.size);
+  copy_pieces(copy->data(), contribution.pieces, 0, contribution.size);
   return [copy, contribution] {
     auto result = contribution;
-    result.bytes = *copy;
+    result.pieces = {{0, *copy}};
     return result;
   };
 }
@@ -62,10 +64,26 @@ class ShmCommunicator : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override;
+      std::string what,
+      ReduceOp op) override;
+
+  std::unique_ptr<Work> reduce_scatter_pieces(
+      std::vector<Piece> input,
+      std::span<std::byte> output,
+      DType dtype,
+      std::span<const int64_t> cuts,
+      std::string what,
+      ReduceOp op) override;
 
   std::unique_ptr<Work> all_reduce(
       std::span<std::byte> buffer,
+      DType dtype,
+      ReduceOp op,
+      std::string what) override;
+
+  std::unique_ptr<Work> all_reduce_pieces(
+      std::vector<Piece> input,
+      std::span<std::byte> output,
       DType dtype,
       ReduceOp op,
       std::string what) override;
@@ -100,7 +118,14 @@ class ShmCommunicator : public Communicator {
 
   std::unique_ptr<Work> start(ShmOperation operation);
   std::unique_ptr<Work> reduce_flat(std::span<std::byte> buffer, Call call);
-  std::unique_ptr<Work> reduce_by_parts(std::span<std::byte> buffer, Call call);
+  std::unique_ptr<Work> start_reduction(
+      Call call,
+      std::vector<Piece> input,
+      std::span<std::byte> output);
+  std::unique_ptr<Work> reduce_by_parts(
+      std::vector<Piece> input,
+      std::span<std::byte> output,
+      Call call);
   std::vector<std::string> exchange_bytes(std::string_view mine, Call call);
   void fail_together(const std::string& error, const std::string& what);
   /// Address space for this rank and others, which their `leader` takes.
@@ -127,10 +152,8 @@ std::unique_ptr<Work> ShmCommunicator::all_gather(
   const auto stores = stores_for(buffer.size() * 2 * ranks());
   ShmOperation operation{
       .call = all_gather_call(std::ssize(buffer), size(), std::move(what)),
-      .contribution =
-          [mine = buffer.subspan(own() * slice, slice), stores] {
-            return ShmContribution{.bytes = mine, .stores = stores};
-          },
+      .contribution = [mine = buffer.subspan(own() * slice, slice),
+                       stores] { return contribution_of(mine, stores); },
       .deliver =
           [buffer, slice, me = own(), stores](const ShmPayloads& payloads) {
             for (size_t r = 0; r < payloads.size(); ++r) {
@@ -146,56 +169,50 @@ std::unique_ptr<Work> ShmCommunicator::all_gather(
   return start(std::move(operation));
 }
 
-/// Reduces elements [first, last) of all contributions, of which others left
-/// out those that only they need.
-void reduce_part(
-    const Call& call,
-    const std::vector<int64_t>& cuts,
-    size_t me,
-    const ShmPayloads& payloads,
-    std::byte* output) {
-  const int64_t element = size_of(*call.dtype);
-  std::vector<const std::byte*> inputs;
-  for (size_t r = 0; r < payloads.size(); ++r) {
-    const int64_t left_out = r < me ? cuts[r + 1] - cuts[r] : 0;
-    inputs.push_back(payloads[r].data() + (cuts[me] - left_out) * element);
-  }
-  reduce(*call.op, *call.dtype, inputs, output, cuts[me + 1] - cuts[me]);
-}
-
-ShmContribution without_own_part(
-    std::span<const std::byte> input,
-    const std::vector<int64_t>& cuts,
-    size_t me,
-    DType dtype) {
-  const int64_t element = size_of(dtype);
-  return {
-      .bytes = input,
-      .skip_begin = static_cast<size_t>(cuts[me] * element),
-      .skip_end = static_cast<size_t>(cuts[me + 1] * element),
-      .stores = stores_for(input.size() * (3 * (cuts.size() - 1) - 2))};
-}
-
 std::unique_ptr<Work> ShmCommunicator::reduce_scatter(
     std::span<const std::byte> input,
     std::span<std::byte> output,
     DType dtype,
     std::span<const int64_t> cuts,
-    std::string what) {
+    std::string what,
+    ReduceOp op) {
   Call call = reduce_scatter_call(
-      std::ssize(input), dtype, cuts, size(), std::move(what));
+      std::ssize(input), dtype, cuts, size(), std::move(what), op);
+  return start_reduction(std::move(call), {{0, input}}, output);
+}
+
+std::unique_ptr<Work> ShmCommunicator::reduce_scatter_pieces(
+    std::vector<Piece> input,
+    std::span<std::byte> output,
+    DType dtype,
+    std::span<const int64_t> cuts,
+    std::string what,
+    ReduceOp op) {
+  Call call = reduce_scatter_call(
+      cuts.empty() ? 0 : cuts.back() * size_of(dtype),
+      dtype,
+      cuts,
+      size(),
+      std::move(what),
+      op);
+  check_pieces(input, call.bytes, size_of(dtype), call.what);
+  return start_reduction(std::move(call), std::move(input), output);
+}
+
+std::unique_ptr<Work> ShmCommunicator::start_reduction(
+    Call call,
+    std::vector<Piece> input,
+    std::span<std::byte> output) {
   check_output(call, rank(), std::ssize(output));
-  ShmOperation operation{
-      .call = call,
-      .contribution =
-          [input, call, me = own()] {
-            return without_own_part(input, call.cuts, me, *call.dtype);
-          },
-      .deliver =
-          [output, call, me = own()](const ShmPayloads& payloads) {
-            reduce_part(call, call.cuts, me, payloads, output.data());
-          }};
-  return start(std::move(operation));
+  const auto reduction = std::make_shared<ShmReduction>(
+      ShmReduction{call, call.cuts, std::move(input), own()});
+  return start(
+      {.call = std::move(call),
+       .contribution = [reduction] { return reduction->contribution(); },
+       .deliver =
+           [reduction, output](const ShmPayloads& payloads) {
+             reduction->deliver(payloads, output.data());
+           }});
 }
 
 std::unique_ptr<Work> ShmCommunicator::all_reduce(
@@ -206,7 +223,22 @@ std::unique_ptr<Work> ShmCommunicator::all_reduce(
   Call call = all_reduce_call(std::ssize(buffer), dtype, op, std::move(what));
   return size() == 1 || buffer.size() <= kLargestFlatReduction
       ? reduce_flat(buffer, std::move(call))
-      : reduce_by_parts(buffer, std::move(call));
+      : reduce_by_parts({{0, buffer}}, buffer, std::move(call));
+}
+
+std::unique_ptr<Work> ShmCommunicator::all_reduce_pieces(
+    std::vector<Piece> input,
+    std::span<std::byte> output,
+    DType dtype,
+    ReduceOp op,
+    std::string what) {
+  if (size() == 1 || output.size() <= kLargestFlatReduction) {
+    return Communicator::all_reduce_pieces(
+        std::move(input), output, dtype, op, std::move(what));
+  }
+  Call call = all_reduce_call(std::ssize(output), dtype, op, std::move(what));
+  check_pieces(input, call.bytes, size_of(dtype), call.what);
+  return reduce_by_parts(std::move(input), output, std::move(call));
 }
 
 std::unique_ptr<Work> ShmCommunicator::reduce_flat(
@@ -214,7 +246,7 @@ std::unique_ptr<Work> ShmCommunicator::reduce_flat(
     Call call) {
   ShmOperation operation{
       .call = call,
-      .contribution = [buffer] { return ShmContribution{.bytes = buffer}; },
+      .contribution = [buffer] { return contribution_of(buffer); },
       .deliver =
           [buffer, call](const ShmPayloads& payloads) {
             std::vector<const std::byte*> inputs;
@@ -232,47 +264,50 @@ std::unique_ptr<Work> ShmCommunicator::reduce_flat(
 }
 
 std::unique_ptr<Work> ShmCommunicator::reduce_by_parts(
-    std::span<std::byte> buffer,
+    std::vector<Piece> input,
+    std::span<std::byte> output,
     Call call) {
   struct Target {
-    std::span<std::byte> buffer;
-    std::vector<std::byte> own; // where the program's is gone
+    ShmReduction reduction;
+    std::span<std::byte> output;
+    // Where those of the program are gone.
+    std::vector<std::byte> input_copy;
+    std::vector<std::byte> output_copy;
+
+    std::span<std::byte> part(size_t r) const {
+      return output.subspan(
+          reduction.cut(r), reduction.cut(r + 1) - reduction.cut(r));
+    }
   };
-  const auto target = std::make_shared<Target>(Target{buffer, {}});
-  const int64_t element = size_of(*call.dtype);
-  const int64_t numel = std::ssize(buffer) / element;
   std::vector<int64_t> cuts;
+  const int64_t numel = std::ssize(output) / size_of(*call.dtype);
   for (int64_t r = 0; r <= size(); ++r) {
     cuts.push_back(numel * r / size());
   }
-  const auto part = [target, cuts, element](size_t r) {
-    return target->buffer.subspan(
-        static_cast<size_t>(cuts[r] * element),
-        static_cast<size_t>((cuts[r + 1] - cuts[r]) * element));
-  };
   const size_t me = own();
-  const auto reduction = group_.issue(
+  const auto target = std::make_shared<Target>(
+      Target{{call, std::move(cuts), std::move(input), me}, output, {}, {}});
+  group_.issue(
       {.call = call,
-       .contribution =
-           [target, call, cuts, me] {
-             return without_own_part(target->buffer, cuts, me, *call.dtype);
-           },
+       .contribution = [target] { return target->reduction.contribution(); },
        .deliver =
-           [part, call, cuts, me](const ShmPayloads& payloads) {
-             reduce_part(call, cuts, me, payloads, part(me).data());
+           [target, me](const ShmPayloads& payloads) {
+             target->reduction.deliver(payloads, target->part(me).data());
            }});
   const auto gather = group_.issue(
-      {.call = call,
+      {.call = std::move(call),
        .contribution =
-           [part, me, stores = stores_for(buffer.size() * 2 * ranks())] {
-             return ShmContribution{.bytes = part(me), .stores = stores};
+           [target, me, stores = stores_for(output.size() * 2 * ranks())] {
+             return contribution_of(target->part(me), stores);
            },
        .deliver =
-           [part, me](const ShmPayloads& payloads) {
+           [target, me](const ShmPayloads& payloads) {
              for (size_t r = 0; r < payloads.size(); ++r) {
                if (r != me) {
                  copy_bytes(
-                     part(r).data(), payloads[r].data(), payloads[r].size());
+                     target->part(r).data(),
+                     payloads[r].data(),
+                     payloads[r].size());
                }
              }
            },
@@ -280,8 +315,12 @@ std::unique_ptr<Work> ShmCommunicator::reduce_by_parts(
   return std::make_unique<ShmWork>(place_->group(), gather, [target, gather] {
     gather->deliver = nullptr;
     if (!gather->contributed) {
-      target->own.assign(target->buffer.begin(), target->buffer.end());
-      target->buffer = target->own;
+      auto& [reduction, output_now, input_copy, output_copy] = *target;
+      input_copy.resize(output_now.size());
+      copy_pieces(input_copy.data(), reduction.input, 0, input_copy.size());
+      reduction.input = {{0, input_copy}};
+      output_copy.assign(output_now.begin(), output_now.end());
+      output_now = output_copy;
     }
   });
 }
@@ -295,8 +334,7 @@ std::unique_ptr<Work> ShmCommunicator::broadcast(
       .call = broadcast_call(std::ssize(buffer), root, size(), std::move(what)),
       .contribution =
           [buffer, is_root] {
-            return ShmContribution{
-                .bytes = is_root ? buffer : std::span<std::byte>()};
+            return contribution_of(is_root ? buffer : std::span<std::byte>());
           },
       .deliver =
           [buffer, root, is_root](const ShmPayloads& payloads) {
@@ -317,9 +355,7 @@ std::vector<std::string> ShmCommunicator::exchange_bytes(
   ShmOperation operation{
       .call = std::move(call),
       .contribution =
-          [mine] {
-            return ShmContribution{.bytes = std::as_bytes(std::span(mine))};
-          },
+          [mine] { return contribution_of(std::as_bytes(std::span(mine))); },
       .deliver =
           [&all](const ShmPayloads& payloads) {
             for (const auto& payload : payloads) {

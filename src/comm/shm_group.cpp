@@ -23,14 +23,10 @@ std::string title_of(const Call& call) {
   return title_of(call.kind, call.what);
 }
 
-void copy_shared_bytes(std::byte* to, const ShmContribution& contribution) {
-  const auto& [bytes, skip_begin, skip_end, stores] = contribution;
-  copy_bytes(to, bytes.data(), skip_begin, stores);
-  copy_bytes(
-      to + skip_begin,
-      bytes.data() + skip_end,
-      bytes.size() - skip_end,
-      stores);
+void copy_shared_bytes(std::byte* to, const ShmContribution& from) {
+  copy_pieces(to, from.pieces, 0, from.skip_begin, from.stores);
+  copy_pieces(
+      to + from.skip_begin, from.pieces, from.skip_end, from.size, from.stores);
 }
 
 } // namespace
@@ -219,7 +215,9 @@ void ShmGroup::deliver(ShmOperation& operation) {
     ShmPayloads payloads;
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) {
-        payloads.push_back(operation.contribution().bytes);
+        const auto own = operation.contribution().pieces;
+        payloads.push_back(
+            own.size() == 1 ? own.front().bytes : std::span<const std::byte>());
         continue;
       }
       const auto& descriptor = descriptor_of(r, operation.number);

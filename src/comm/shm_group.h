@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/call.h"
+#include "comm/pieces.h"
 #include "comm/shm_arena.h"
 #include "comm/shm_control.h"
 #include "comm/shm_host.h"
@@ -24,18 +25,26 @@
 
 namespace fsdp::detail {
 
-/// What a rank adds to a call: `bytes` without [skip_begin, skip_end), which
-/// only this rank needs.
+/// What a rank adds to a call: `size` bytes, of which some may lie in no piece
+/// and are zeros, without [skip_begin, skip_end), which only this rank needs.
 struct ShmContribution {
-  std::span<const std::byte> bytes;
+  std::vector<Piece> pieces;
+  size_t size = 0;
   size_t skip_begin = 0;
   size_t skip_end = 0;
   Stores stores = Stores::kCached;
 
-  size_t shared_bytes() const { return bytes.size() - (skip_end - skip_begin); }
+  size_t shared_bytes() const { return size - (skip_end - skip_begin); }
 };
 
-/// The contributions to a call, by rank: what others share, and all of the own.
+inline ShmContribution contribution_of(
+    std::span<const std::byte> bytes,
+    Stores stores = Stores::kCached) {
+  return {.pieces = {{0, bytes}}, .size = bytes.size(), .stores = stores};
+}
+
+/// The contributions to a call, by rank: what others share, and all of the own
+/// where it is one piece.
 using ShmPayloads = std::vector<std::span<const std::byte>>;
 
 /// A call of this rank. Guarded by its group.

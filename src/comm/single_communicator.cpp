@@ -33,9 +33,10 @@ class SingleCommunicator : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override {
+      std::string what,
+      ReduceOp op) override {
     const Call call = reduce_scatter_call(
-        std::ssize(input), dtype, cuts, size(), std::move(what));
+        std::ssize(input), dtype, cuts, size(), std::move(what), op);
     check_output(call, rank(), std::ssize(output));
     if (!input.empty()) {
       std::memmove(output.data(), input.data(), input.size());

@@ -30,13 +30,20 @@ void copy_streaming(std::byte* to, const std::byte* from, size_t bytes) {
     }
   }
   std::memcpy(to + at, from + at, bytes - at);
-  _mm_sfence(); // a release store does not order streaming stores
+}
+
+// A release store does not order streaming stores.
+void order_streaming_stores() {
+  _mm_sfence();
 }
 
 #else
 
 void copy_streaming(std::byte* to, const std::byte* from, size_t bytes) {
   std::memcpy(to, from, bytes);
+}
+
+void order_streaming_stores() {
 }
 
 #endif
@@ -50,6 +57,21 @@ size_t last_level_cache_bytes() {
 } // namespace
 
 void copy_bytes(
+    std::byte* to,
+    const std::byte* from,
+    size_t bytes,
+    Stores stores) {
+  copy_block(to, from, bytes, stores);
+  finish_blocks(stores);
+}
+
+void finish_blocks(Stores stores) {
+  if (stores == Stores::kStream) {
+    order_streaming_stores();
+  }
+}
+
+void copy_block(
     std::byte* to,
     const std::byte* from,
     size_t bytes,

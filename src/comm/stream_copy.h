@@ -16,6 +16,14 @@ void copy_bytes(
     size_t bytes,
     Stores stores = Stores::kCached);
 
+/// The same for one block of several, with finish_blocks() after the last.
+void copy_block(
+    std::byte* to,
+    const std::byte* from,
+    size_t bytes,
+    Stores stores);
+void finish_blocks(Stores stores);
+
 /// kStream where a collective in which all ranks together move `bytes` through
 /// memory does not fit into the last-level cache.
 Stores stores_for(size_t bytes);

@@ -164,7 +164,8 @@ class ThreadCommunicator : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override;
+      std::string what,
+      ReduceOp op) override;
 
   std::unique_ptr<Work> all_reduce(
       std::span<std::byte> buffer,
@@ -245,9 +246,10 @@ std::unique_ptr<Work> ThreadCommunicator::reduce_scatter(
     std::span<std::byte> output,
     DType dtype,
     std::span<const int64_t> cuts,
-    std::string what) {
+    std::string what,
+    ReduceOp op) {
   const Call call = reduce_scatter_call(
-      std::ssize(input), dtype, cuts, size(), std::move(what));
+      std::ssize(input), dtype, cuts, size(), std::move(what), op);
   check_output(call, rank_, std::ssize(output));
   const int64_t first_numel = cuts[static_cast<size_t>(rank_)];
   return start(call, input, [output, first_numel](const Operation& operation) {

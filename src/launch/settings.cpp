@@ -1,5 +1,7 @@
 #include "launch/settings.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <stdexcept>
@@ -77,10 +79,19 @@ std::optional<std::chrono::milliseconds> read_timeout(
 
 std::optional<std::string> read_strategy(const Variables& variables) {
   const auto name = variables.text("LIBFSDP_STRATEGY");
-  if (name.has_value() && *name != "full_shard" && *name != "shard_grad_op" &&
-      *name != "no_shard") {
+  constexpr std::array kNames = {
+      "full_shard",
+      "shard_grad_op",
+      "shard_optimizer",
+      "no_shard",
+      "hybrid_shard",
+      "hybrid_shard_grad_op"};
+  if (name.has_value() &&
+      std::find(kNames.begin(), kNames.end(), *name) == kNames.end()) {
     variables.refuse(
-        "LIBFSDP_STRATEGY", "full_shard, shard_grad_op or no_shard");
+        "LIBFSDP_STRATEGY",
+        "full_shard, shard_grad_op, shard_optimizer, no_shard, hybrid_shard or "
+        "hybrid_shard_grad_op");
   }
   return name;
 }

@@ -31,7 +31,8 @@ struct StoreAddress {
 struct Settings {
   std::optional<Backend> backend;
   std::optional<std::chrono::milliseconds> timeout;
-  /// "full_shard", "shard_grad_op" or "no_shard".
+  /// "full_shard", "shard_grad_op", "shard_optimizer", "no_shard",
+  /// "hybrid_shard" or "hybrid_shard_grad_op".
   std::optional<std::string> strategy;
   std::optional<StoreAddress> store;
   LogLevel log = LogLevel::kOff;

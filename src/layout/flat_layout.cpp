@@ -110,10 +110,12 @@ CompactLayout::CompactLayout(
   intervals_.reserve(active.size());
   int64_t end = 0;
   for (int64_t i = 0; i < layout.size(); ++i) {
-    const int64_t begin = end;
-    end += active[static_cast<size_t>(i)] ? layout.interval(i).numel() : 0;
+    const int64_t begin = align_up(end);
+    end = begin +
+        (active[static_cast<size_t>(i)] ? layout.interval(i).numel() : 0);
     intervals_.push_back({begin, end});
   }
+  end = align_up(end);
 
   // Cuts and parameters are both in order, so one walk over each is enough.
   // A cut is never before the parameter found: both are aligned, and the

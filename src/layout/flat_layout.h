@@ -71,8 +71,9 @@ class FlatLayout {
   std::vector<Interval> intervals_;
 };
 
-/// The gradients of some parameters of a flat group, without gaps: parameter
-/// after parameter, in layout order. Since ranks own consecutive slices, each
+/// The gradients of some parameters of a flat group: parameter after parameter,
+/// in layout order and with the layout's alignment, so that with all parameters
+/// it is the layout, up to its end. Since ranks own consecutive slices, each
 /// rank's part is again one interval.
 ///
 /// Members that take an `index` or a `rank` throw std::invalid_argument when
@@ -83,7 +84,7 @@ class CompactLayout {
   /// Throws std::invalid_argument unless active.size() == layout.size().
   CompactLayout(const FlatLayout& layout, const std::vector<bool>& active);
 
-  /// Elements of all parameters that take part.
+  /// Elements of all parameters that take part, and their padding.
   int64_t numel() const { return cuts_.back(); }
 
   /// Where parameter `index` lies. One that takes no part has an empty

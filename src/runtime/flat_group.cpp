@@ -3,6 +3,7 @@
 #include "comm/shared_weights.h"
 #include "runtime/errors.h"
 #include "runtime/internal_guard.h"
+#include "runtime/mesh.h"
 #include "runtime/tensor_bytes.h"
 
 #include <ATen/ATen.h>
@@ -39,7 +40,7 @@ FlatGroup::FlatGroup(
     Net& net,
     GroupSettings settings,
     std::vector<Parameter> parameters,
-    std::shared_ptr<Communicator> gather_communicator)
+    const Mesh& mesh)
     : net_(net),
       settings_(std::move(settings)),
       parameters_(std::move(parameters)),
@@ -53,10 +54,10 @@ FlatGroup::FlatGroup(
               ? settings_.mixed_precision.reduce_dtype.value_or(compute_dtype_)
               : dtype_),
       device_(parameters_.front().tensor.device()),
-      layout_(numels_of(parameters_), replicated() ? 1 : settings_.world_size),
+      layout_(numels_of(parameters_), replicated() ? 1 : mesh.shards),
       tag_(std::make_shared<GroupTag>()),
       const_tag_(tag_),
-      communicator_(std::move(gather_communicator)),
+      mesh_(mesh),
       alias_(layout_.world_size() == 1 && compute_dtype_ == dtype_),
       plain_(replicated() && alias_ && !settings_.cast_inputs),
       released_message_(
@@ -67,6 +68,10 @@ FlatGroup::FlatGroup(
   for (auto& parameter : parameters_) {
     parameter.sizes = parameter.tensor.sizes().vec();
   }
+  const auto part = mesh_.parts.find(settings_.part_ranks);
+  if (part != mesh_.parts.end() && layout_.world_size() > 1) {
+    part_communicator_ = part->second;
+  }
 }
 
 int64_t FlatGroup::shareable_bytes() const {
@@ -75,8 +80,8 @@ int64_t FlatGroup::shareable_bytes() const {
           static_cast<int64_t>(c10::elementSize(compute_dtype_));
 }
 
-void FlatGroup::take_parameters(SharedWeights* shared, size_t buffer) {
-  shared_ = shareable_bytes() > 0 ? shared : nullptr;
+void FlatGroup::take_parameters(size_t buffer) {
+  shared_ = shareable_bytes() > 0 ? mesh_.shared.get() : nullptr;
   shared_buffer_ = buffer;
   if (!plain_) {
     copy_in_and_switch();
@@ -317,11 +322,23 @@ at::Tensor FlatGroup::own_slot(const at::Tensor& whole) const {
   return whole.narrow(0, slice.begin, slice.numel());
 }
 
+at::Tensor FlatGroup::part_of(const at::Tensor& whole) const {
+  const auto numel = layout_.total_numel() / part_communicator_->size();
+  return whole.narrow(0, part_communicator_->rank() * numel, numel);
+}
+
+void FlatGroup::keep_part() {
+  const InternalGuard internal;
+  part_ = part_of(gathered_).clone();
+}
+
 void FlatGroup::gather_into(const at::Tensor& whole) {
-  own_slot(whole).copy_(shard_);
+  const auto& slice = part_.defined() ? part_ : shard_;
+  (part_.defined() ? part_of(whole) : own_slot(whole)).copy_(slice);
   if (layout_.world_size() > 1) {
+    auto& communicator = part_.defined() ? *part_communicator_ : *mesh_.gather;
     gather_ = communicate([&] {
-      return communicator_->all_gather(
+      return communicator.all_gather(
           bytes_of(whole), "all_gather of unit '" + settings_.unit_name + "'");
     });
   }
@@ -444,12 +461,27 @@ void FlatGroup::flush_writes() {
   }
 }
 
-void FlatGroup::release() {
+void FlatGroup::release(KeepPart keep) {
+  const bool has_changed = written_;
   flush_writes();
-  discard();
+  if (keep == KeepPart::kNo) {
+    discard();
+    return;
+  }
+  const bool makes_part = part_communicator_ != nullptr && whole_ &&
+      gathered_.defined() && !is_shared();
+  if (makes_part && (part_.defined() ? has_changed : keep == KeepPart::kYes)) {
+    keep_part();
+  }
+  drop_whole();
 }
 
 void FlatGroup::discard() {
+  part_.reset();
+  drop_whole();
+}
+
+void FlatGroup::drop_whole() {
   if (!whole_ && !gather_ && !gathered_.defined()) {
     return;
   }
@@ -481,6 +513,7 @@ void FlatGroup::write_back() {
 
 void FlatGroup::open_whole() {
   const InternalGuard internal;
+  part_.reset(); // in the compute dtype, and perhaps older
   whole_at_rest_ = at::empty(
       {layout_.total_numel()}, at::TensorOptions(dtype_).device(device_));
   if (!plain_ && layout_.total_numel() > 0) {
@@ -548,7 +581,7 @@ int64_t FlatGroup::shard_bytes() const {
 
 int64_t FlatGroup::gathered_bytes() const {
   int64_t bytes = 0;
-  for (const auto* buffer : {&gathered_, &whole_at_rest_}) {
+  for (const auto* buffer : {&gathered_, &part_, &whole_at_rest_}) {
     bytes += buffer->defined() ? static_cast<int64_t>(buffer->nbytes()) : 0;
   }
   return bytes;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "layout/flat_layout.h"
+#include "runtime/mesh.h"
 #include "runtime/unit_storage.h"
 
 #include <fsdp/communicator.h>
@@ -20,7 +21,6 @@ struct PostAccumulateGradHook;
 namespace fsdp::detail {
 
 class Net;
-class SharedWeights;
 struct Unit;
 
 /// One parameter. `tensor` is the module's own: in all three states it is the
@@ -29,6 +29,7 @@ struct Parameter {
   at::Tensor tensor;
   std::vector<std::string> names; // fully qualified; several when it is tied
   std::vector<int64_t> sizes;     // whole
+  bool full_precision = false;    // computes in the type that it has at rest
   at::Tensor sharded;             // contents while SHARDED
   at::Tensor whole;               // contents while RELEASED or UNSHARDED
 
@@ -37,6 +38,11 @@ struct Parameter {
 
 enum class Writes : uint8_t { kKeep, kDrop };
 
+/// Of whole weights that go: keep a part, so that the next gather stays inside
+/// of a smaller group of ranks (reshard_after_forward_to). kOld: one that is
+/// there, but do not make one.
+enum class KeepPart : uint8_t { kNo, kOld, kYes };
+
 /// What decides how the parameters of a unit are stored and used.
 struct GroupSettings {
   std::string unit_name;
@@ -44,6 +50,9 @@ struct GroupSettings {
   int world_size = 1;
   Strategy strategy = Strategy::kFullShard;
   MixedPrecision mixed_precision;
+  /// Whole weights are sharded over groups of that many ranks between forward
+  /// and backward; 0: over all.
+  int64_t part_ranks = 0;
   /// Cast other inputs to this unit's compute type, even when the unit itself
   /// has no param_dtype (a unit left in float32 inside a bfloat16 net).
   bool cast_inputs = false;
@@ -73,7 +82,7 @@ class FlatGroup {
       Net& net,
       GroupSettings settings,
       std::vector<Parameter> parameters,
-      std::shared_ptr<Communicator> gather_communicator);
+      const Mesh& mesh);
   ~FlatGroup();
   FlatGroup(const FlatGroup&) = delete;
   FlatGroup& operator=(const FlatGroup&) = delete;
@@ -81,9 +90,9 @@ class FlatGroup {
   /// Bytes of this rank's slice for computing; 0 where sharing has no use.
   int64_t shareable_bytes() const;
 
-  /// Takes over the parameters, into buffer `buffer` of `shared` unless that is
-  /// null. Once.
-  void take_parameters(SharedWeights* shared, size_t buffer);
+  /// Takes over the parameters; `buffer` is its place among the slices that the
+  /// mesh shares. Once.
+  void take_parameters(size_t buffer);
 
   Net& net() const { return net_; }
   /// The unit that it belongs to, and its place among all groups of the net.
@@ -94,6 +103,7 @@ class FlatGroup {
   Unit& unit() const { return *unit_; }
   size_t index() const { return index_; }
   const GroupSettings& settings() const { return settings_; }
+  const Mesh& mesh() const { return mesh_; }
   const FlatLayout& layout() const { return layout_; }
   std::vector<Parameter>& parameters() { return parameters_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
@@ -104,8 +114,10 @@ class FlatGroup {
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   c10::Device device() const { return device_; }
   bool replicated() const { return settings_.strategy == Strategy::kNoShard; }
+  /// Whether this rank's shard is the one that counts, of all its replicas.
+  bool is_first_replica() const { return settings_.rank < mesh_.shards; }
   /// Position of this rank in the layout.
-  int position() const { return replicated() ? 0 : settings_.rank; }
+  int position() const { return replicated() ? 0 : mesh_.position; }
 
   /// Takes over parameters whose contents the program replaced (set_data,
   /// torch::load). Throws for a size or dtype that does not fit; that parameter
@@ -125,11 +137,16 @@ class FlatGroup {
   void start_gather();
   void finish_gather();
   bool is_whole() const { return whole_ || plain_; }
+  /// start_gather() was called, or has nothing to do.
+  bool is_gathering() const { return gather_ != nullptr; }
+  bool is_plain() const { return plain_; }
 
   /// UNSHARDED to RELEASED. Writes to whole weights reach this rank's slice.
-  void release();
+  void release(KeepPart keep = KeepPart::kNo);
   /// The same, without keeping writes.
   void discard();
+  /// The next gather is over all ranks again.
+  void drop_part() { part_.reset(); }
 
   /// An operator is about to write to whole weights. What is there now is kept
   /// until the region closes, so that a failed one leaves no trace.
@@ -174,6 +191,9 @@ class FlatGroup {
   /// This rank's part of `whole`, 1-D of all slices.
   at::Tensor own_slot(const at::Tensor& whole) const;
   void gather_into(const at::Tensor& whole);
+  void drop_whole();
+  void keep_part();
+  at::Tensor part_of(const at::Tensor& whole) const;
   std::string where() const; // "unit 'layers.0', rank 1/2"
 
   Net& net_;
@@ -188,7 +208,8 @@ class FlatGroup {
   FlatLayout layout_;
   std::shared_ptr<GroupTag> tag_;
   std::shared_ptr<const GroupTag> const_tag_;
-  std::shared_ptr<Communicator> communicator_;
+  const Mesh& mesh_;
+  std::shared_ptr<Communicator> part_communicator_; // null: no smaller groups
   SharedWeights* shared_ = nullptr;
   size_t shared_buffer_ = 0;
   /// The slice is the whole: no copy is needed to compute with it.
@@ -202,6 +223,7 @@ class FlatGroup {
   /// 1-D, all slices; undefined while RELEASED. Of shared slices: the copy that
   /// this rank has written to, or undefined.
   at::Tensor gathered_;
+  at::Tensor part_; // 1-D, while RELEASED: what is kept for the next gather
   // Before the first write of this region, so that it can be undone.
   bool wrote_in_region_ = false;
   at::Tensor shard_before_; // 1-D, the slice, unless it is shared

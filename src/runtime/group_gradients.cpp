@@ -3,21 +3,17 @@
 #include "runtime/errors.h"
 #include "runtime/flat_group.h"
 #include "runtime/internal_guard.h"
+#include "runtime/mesh.h"
 #include "runtime/tensor_bytes.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/irange.h>
 
-#include <algorithm>
+#include <utility>
 
 namespace fsdp::detail {
 
 namespace {
-
-/// What a reduction sees: complex numbers travel as pairs of real ones.
-at::Tensor as_real(const at::Tensor& flat) {
-  return flat.is_complex() ? at::view_as_real(flat).reshape({-1}) : flat;
-}
 
 DType dtype_of(at::ScalarType dtype) {
   switch (dtype) {
@@ -39,17 +35,25 @@ DType dtype_of(at::ScalarType dtype) {
   }
 }
 
+/// What a reduction sees, and how many of it make an element: complex numbers
+/// travel as pairs of real ones.
+std::pair<DType, int64_t> reals_of(at::ScalarType dtype) {
+  return c10::isComplexType(dtype)
+      ? std::make_pair(dtype_of(c10::toRealValueType(dtype)), int64_t{2})
+      : std::make_pair(dtype_of(dtype), int64_t{1});
+}
+
 } // namespace
 
-GroupGradients::GroupGradients(
-    FlatGroup& group,
-    std::shared_ptr<Communicator> reduce_communicator,
-    double divide_factor)
+GroupGradients::GroupGradients(FlatGroup& group, double divide_factor)
     : group_(group),
-      communicator_(std::move(reduce_communicator)),
+      ranks_(group.settings().world_size),
       divide_factor_(divide_factor),
+      op_(divide_factor == ranks_ ? ReduceOp::kMean : ReduceOp::kSum),
+      arrived_(group.parameters().size()),
       present_(group.parameters().size()),
-      arrivals_(group.parameters().size()) {
+      arrivals_(group.parameters().size()),
+      local_results_(group.parameters().size()) {
   refresh_active();
 }
 
@@ -97,37 +101,29 @@ at::Tensor GroupGradients::new_flat(int64_t numel, at::ScalarType dtype) const {
   return tensor_on(storage, dtype, {numel}, 0, Touched::kNo);
 }
 
-void GroupGradients::allocate_buffer() {
-  buffer_ = new_flat(layout_->numel(), group_.reduce_dtype());
-  in_buffer_.assign(active_.size(), false);
-}
-
 void GroupGradients::add(int64_t index, const at::Tensor& gradient) {
   const InternalGuard internal;
   const auto& parameter = group_.parameters()[index];
-  const auto interval = layout_->interval(index);
   TORCH_CHECK_VALUE(
-      gradient.numel() == group_.layout().interval(index).numel(),
+      gradient.numel() == layout_->interval(index).numel(),
       "fsdp: parameter '",
       parameter.name(),
       "' got a gradient of ",
       gradient.numel(),
-      " elements, but has ",
-      group_.layout().interval(index).numel(),
+      " elements, but ",
+      active_[index] ? "has " : "did not require one when the region opened: ",
+      layout_->interval(index).numel(),
       ". Was a graph recorded over its shard, outside of a region?");
-  if (!buffer_.defined()) {
-    allocate_buffer();
-  }
-  const auto flat =
-      (gradient.layout() == c10::kStrided ? gradient : gradient.to_dense())
-          .reshape({-1});
-  auto place = buffer_.narrow(0, interval.begin, interval.numel());
-  if (in_buffer_[index]) {
-    place.add_(flat);
+  const auto dense =
+      gradient.layout() == c10::kStrided ? gradient : gradient.to_dense();
+  auto flat = flattened(dense.contiguous().to(group_.reduce_dtype()));
+  auto& arrived = arrived_[index];
+  if (arrived.defined()) {
+    arrived.add_(flat);
   } else {
-    place.copy_(flat);
+    arrived = std::move(flat);
   }
-  in_buffer_[index] = true;
+  pending_ = true;
   present_[index] = true;
   graph_dropped_ = graph_dropped_ || gradient.requires_grad();
   if (++arrivals_[index] <= expected_[index]) {
@@ -135,91 +131,145 @@ void GroupGradients::add(int64_t index, const at::Tensor& gradient) {
   }
 }
 
-void GroupGradients::zero_absent() {
-  if (!buffer_.defined()) {
-    allocate_buffer();
-  }
+std::vector<Piece> GroupGradients::pieces_of(
+    const std::vector<at::Tensor>& inputs) const {
+  std::vector<Piece> pieces;
+  const auto element =
+      static_cast<int64_t>(c10::elementSize(group_.reduce_dtype()));
   for (const auto i : c10::irange(group_.layout().size())) {
-    const auto interval = layout_->interval(i);
-    if (!in_buffer_[i] && !interval.empty()) {
-      buffer_.narrow(0, interval.begin, interval.numel()).zero_();
+    if (inputs[i].defined() && inputs[i].numel() > 0) {
+      pieces.push_back(
+          {layout_->interval(i).begin * element, bytes_of(inputs[i])});
     }
   }
+  return pieces;
 }
 
 void GroupGradients::start_reduction() {
   const InternalGuard internal;
-  zero_absent();
   ++reductions_;
   Reduction reduction;
-  reduction.input = std::move(buffer_);
-  buffer_ = at::Tensor();
-  const auto input = as_real(reduction.input);
-  if (communicator_->size() == 1 || group_.replicated() || input.numel() == 0) {
-    reduction.output = reduction.input; // in place
+  reduction.inputs = std::exchange(
+      arrived_, std::vector<at::Tensor>(group_.parameters().size()));
+  pending_ = false;
+  if (!is_local() && layout_->numel() > 0) {
+    reduction.work = reduce(reduction);
+  } else if (!is_local()) { // of parameters without elements
+    reduction.output = new_flat(0, group_.reduce_dtype());
   }
-  if (communicator_->size() == 1 || input.numel() == 0) {
-    in_flight_.push_back(std::move(reduction));
-    return;
-  }
-  const auto& unit = group_.settings().unit_name;
-  const auto dtype = dtype_of(input.scalar_type());
-  communicate([&] {
-    if (group_.replicated()) {
-      reduction.work = communicator_->all_reduce(
-          bytes_of(input),
-          dtype,
-          ReduceOp::kSum,
-          "all_reduce of unit '" + unit + "'");
-      return;
-    }
-    auto cuts = layout_->cuts();
-    const auto rank = static_cast<size_t>(communicator_->rank());
-    reduction.output =
-        new_flat(cuts[rank + 1] - cuts[rank], group_.reduce_dtype());
-    for (auto& cut : cuts) {
-      cut *= reduction.input.is_complex() ? 2 : 1;
-    }
-    reduction.work = communicator_->reduce_scatter(
-        bytes_of(input),
-        bytes_of(reduction.output),
-        dtype,
-        cuts,
-        "reduce_scatter of unit '" + unit + "'");
-  });
   in_flight_.push_back(std::move(reduction));
 }
 
-void GroupGradients::finish(Reduction& reduction) {
-  if (reduction.work) {
-    communicate([&] { reduction.work->wait(); });
+std::unique_ptr<Work> GroupGradients::reduce(Reduction& reduction) const {
+  const auto& mesh = group_.mesh();
+  const auto& unit = group_.settings().unit_name;
+  const auto [dtype, reals] = reals_of(group_.reduce_dtype());
+  auto pieces = pieces_of(reduction.inputs);
+  if (group_.layout().world_size() == 1) { // every rank of a group holds it all
+    const auto& communicator = mesh.shards == 1 ? mesh.replicas : mesh.reduce;
+    reduction.output = new_flat(layout_->numel(), group_.reduce_dtype());
+    return communicate([&] {
+      return communicator->all_reduce_pieces(
+          std::move(pieces),
+          bytes_of(reduction.output),
+          dtype,
+          op_,
+          "all_reduce of unit '" + unit + "'");
+    });
   }
+  auto cuts = layout_->cuts();
+  const auto position = static_cast<size_t>(group_.position());
+  reduction.output =
+      new_flat(cuts[position + 1] - cuts[position], group_.reduce_dtype());
+  for (auto& cut : cuts) {
+    cut *= reals;
+  }
+  return communicate([&] {
+    return mesh.reduce->reduce_scatter_pieces(
+        std::move(pieces),
+        bytes_of(reduction.output),
+        dtype,
+        cuts,
+        "reduce_scatter of unit '" + unit + "'",
+        op_);
+  });
+}
+
+std::unique_ptr<Work> GroupGradients::average(const at::Tensor& part) const {
+  return communicate([&] {
+    return group_.mesh().replicas->all_reduce(
+        bytes_of(part),
+        reals_of(group_.reduce_dtype()).first,
+        op_,
+        "average of unit '" + group_.settings().unit_name + "' over replicas");
+  });
+}
+
+at::Tensor GroupGradients::divided(at::Tensor gradient) const {
+  if (divide_factor_ == 1.0) {
+    return gradient;
+  }
+  // The program may have kept a view of what it computed.
+  return gradient.storage().use_count() == 1 ? gradient.div_(divide_factor_)
+                                             : gradient.div(divide_factor_);
+}
+
+void GroupGradients::keep_local(std::vector<at::Tensor> inputs) {
   const InternalGuard internal;
-  reduction.work.reset();
-  reduction.input.reset();
-  if (divide_factor_ != 1.0) {
-    reduction.output.div_(divide_factor_);
+  for (const auto i : c10::irange(inputs.size())) {
+    auto& result = local_results_[i];
+    if (!inputs[i].defined()) {
+      continue;
+    }
+    result = result.defined() ? result.add(inputs[i]) : std::move(inputs[i]);
+  }
+}
+
+void GroupGradients::keep(at::Tensor output) {
+  const InternalGuard internal;
+  if (op_ == ReduceOp::kSum && divide_factor_ != 1.0) {
+    output.div_(divide_factor_);
   }
   if (result_.defined()) {
-    result_.add_(reduction.output);
+    result_.add_(output);
   } else {
-    result_ = std::move(reduction.output);
+    result_ = std::move(output);
   }
 }
 
-void GroupGradients::finish_reductions() {
-  for (auto& reduction : in_flight_) {
-    finish(reduction);
-  }
-  in_flight_.clear();
+bool GroupGradients::is_ready() {
+  const auto& work = in_flight_.front().work;
+  return work == nullptr || work->ready();
 }
 
-void GroupGradients::finish_ready_reductions() {
-  while (!in_flight_.empty() &&
-         (!in_flight_.front().work || in_flight_.front().work->ready())) {
-    finish(in_flight_.front());
-    in_flight_.erase(in_flight_.begin());
+void GroupGradients::finish_reduction() {
+  auto reduction = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  if (reduction.work) {
+    communicate([&] { reduction.work->wait(); });
+    reduction.work.reset();
   }
+  if (is_local()) {
+    keep_local(std::move(reduction.inputs));
+    return;
+  }
+  reduction.inputs.clear();
+  if (group_.mesh().replicas != nullptr && group_.layout().world_size() > 1 &&
+      reduction.output.numel() > 0) {
+    reduction.work = average(reduction.output);
+    averaging_.push_back(std::move(reduction));
+    return;
+  }
+  keep(std::move(reduction.output));
+}
+
+void GroupGradients::finish_averages() {
+  for (auto& each : averaging_) {
+    communicate([&] { each.work->wait(); });
+    each.work.reset();
+    keep(std::move(each.output));
+  }
+  averaging_.clear();
 }
 
 Interval GroupGradients::part_of(int64_t index) const {
@@ -244,48 +294,54 @@ void GroupGradients::check_assignable() const {
   }
 }
 
-void GroupGradients::add_to_grad(
-    int64_t index,
-    const at::Tensor& flat,
-    Accumulate accumulate) {
+at::Tensor GroupGradients::gradient_of(int64_t index) const {
   const auto& parameter = group_.parameters()[index];
+  const auto& local = local_results_[index];
   const auto part = part_of(index);
-  const auto storage =
-      c10::intrusive_ptr<UnitStorage>::reclaim_copy(unit_storage(flat));
-  const auto shard = std::vector<int64_t>{part.numel()};
+  const auto storage = is_local()
+      ? storage_around(StorageKind::kGradient, group_.tag(), local)
+      : c10::intrusive_ptr<UnitStorage>::reclaim_copy(unit_storage(result_));
+  storage->graph_dropped = graph_dropped_;
   const bool ordinary = group_.replicated() && !graph_dropped_;
-  auto fresh = tensor_on(
+  return tensor_on(
       storage,
       group_.dtype(),
-      group_.replicated() ? parameter.sizes : shard,
-      part.begin,
+      group_.replicated() ? parameter.sizes
+                          : std::vector<int64_t>{part.numel()},
+      is_local() ? 0 : part.begin,
       ordinary ? Touched::kNo : Touched::kYes);
-  auto& grad = parameter.tensor.mutable_grad();
+}
+
+void GroupGradients::add_to_grad(
+    int64_t index,
+    at::Tensor gradient,
+    Accumulate accumulate) const {
+  auto& grad = group_.parameters()[index].tensor.mutable_grad();
   if (grad.defined() && accumulate == Accumulate::kInPlace) {
-    grad.add_(fresh.view_as(grad));
+    grad.add_(gradient.view_as(grad));
     return;
   }
   if (grad.defined()) {
-    fresh.add_(grad.view_as(fresh));
+    gradient.add_(grad.view_as(gradient));
   }
-  grad = std::move(fresh);
+  grad = std::move(gradient);
 }
 
 std::vector<at::Tensor> GroupGradients::assign(Accumulate accumulate) {
   const InternalGuard internal;
   std::vector<at::Tensor> assigned;
-  if (result_.defined()) {
-    if (result_.scalar_type() != group_.dtype()) {
-      auto flat = new_flat(result_.numel(), group_.dtype());
-      flat.copy_(result_);
-      result_ = std::move(flat);
-    }
-    unit_storage(result_)->graph_dropped = graph_dropped_;
-    for (const auto i : c10::irange(group_.layout().size())) {
-      if (present_[i]) {
-        add_to_grad(i, result_, accumulate);
-        assigned.push_back(group_.parameters()[i].tensor);
-      }
+  if (result_.defined() && result_.scalar_type() != group_.dtype()) {
+    auto flat = new_flat(result_.numel(), group_.dtype());
+    flat.copy_(result_);
+    result_ = std::move(flat);
+  }
+  for (const auto i : c10::irange(group_.layout().size())) {
+    auto& local = local_results_[i];
+    local =
+        local.defined() ? divided(std::move(local)).to(group_.dtype()) : local;
+    if (present_[i] && (result_.defined() || local.defined())) {
+      add_to_grad(i, gradient_of(i), accumulate);
+      assigned.push_back(group_.parameters()[i].tensor);
     }
   }
   for (const auto i : c10::irange(active_.size())) {
@@ -297,8 +353,11 @@ std::vector<at::Tensor> GroupGradients::assign(Accumulate accumulate) {
 
 void GroupGradients::drop() {
   in_flight_.clear();
-  buffer_.reset();
+  averaging_.clear();
+  arrived_.assign(active_.size(), at::Tensor());
+  pending_ = false;
   result_.reset();
+  local_results_.assign(active_.size(), at::Tensor());
   present_.assign(active_.size(), false);
   reductions_ = 0;
   graph_dropped_ = false;
@@ -306,12 +365,21 @@ void GroupGradients::drop() {
 }
 
 int64_t GroupGradients::unreduced_bytes() const {
-  int64_t bytes =
-      buffer_.defined() ? static_cast<int64_t>(buffer_.nbytes()) : 0;
+  int64_t bytes = 0;
+  const auto add_all = [&](const std::vector<at::Tensor>& tensors) {
+    for (const auto& tensor : tensors) {
+      bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+    }
+  };
+  add_all(arrived_);
+  add_all(local_results_);
+  add_all({result_});
   for (const auto& reduction : in_flight_) {
-    bytes += reduction.input.defined()
-        ? static_cast<int64_t>(reduction.input.nbytes())
-        : 0;
+    add_all(reduction.inputs);
+    add_all({reduction.output});
+  }
+  for (const auto& reduction : averaging_) {
+    add_all({reduction.output});
   }
   return bytes;
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <tuple>
 #include <utility>
 
 namespace fsdp::detail {
@@ -33,12 +34,8 @@ Net::Net(World world, NetSettings settings)
     : world_(std::move(world)),
       settings_(settings),
       id_(next_id()) {
-  // Gathers, reductions and reports are three sequences that each rank calls in
-  // the same order by itself, but not always interleaved in the same way.
   communicate([&] {
     auto& communicator = world_.communicator();
-    gather_communicator_ = communicator.split(0, communicator.rank());
-    reduce_communicator_ = communicator.split(0, communicator.rank());
     report_communicator_ = communicator.split(0, communicator.rank());
   });
 }
@@ -52,9 +49,11 @@ void Net::build(std::vector<UnitSpec> specs) {
       std::any_of(specs.begin(), specs.end(), [](const UnitSpec& spec) {
         return spec.mixed_precision.param_dtype.has_value();
       });
+  make_meshes(specs);
   for (auto& spec : specs) {
     add_unit(std::move(spec), any_cast);
   }
+  schedule_ = std::make_unique<Schedule>(units_.size(), settings_.slots);
   share_weights();
   reserve_memory();
   std::vector<FlatGroup*> groups;
@@ -64,20 +63,41 @@ void Net::build(std::vector<UnitSpec> specs) {
     install_arrival_hooks(group);
   });
   reducer_ = std::make_unique<Reducer>(
-      groups,
-      reduce_communicator_,
-      report_communicator_,
-      settings_.divide_factor);
+      groups, report_communicator_, settings_.divide_factor);
+}
+
+void Net::make_meshes(const std::vector<UnitSpec>& specs) {
+  auto& world = world_.communicator();
+  meshes_.push_back(Mesh::of_world(world));
+  const bool hybrid =
+      std::any_of(specs.begin(), specs.end(), [](const UnitSpec& spec) {
+        return is_hybrid(spec.strategy);
+      });
+  if (hybrid) {
+    meshes_.push_back(
+        Mesh::of_groups(world, static_cast<int>(settings_.shard_size)));
+  }
+  for (const auto& spec : specs) {
+    if (spec.part_ranks > 0) {
+      meshes_[is_hybrid(spec.strategy) ? 1 : 0]->add_part(
+          world, spec.part_ranks);
+    }
+  }
+}
+
+const Mesh& Net::mesh_of(Strategy strategy) const {
+  return *meshes_.at(is_hybrid(strategy) ? 1 : 0);
 }
 
 void Net::add_unit(UnitSpec spec, bool any_cast) {
   // Flat groups in the order in which their first parameter was registered.
-  std::vector<
-      std::pair<std::pair<at::ScalarType, bool>, std::vector<Parameter>>>
-      by_kind;
+  using Kind = std::tuple<at::ScalarType, bool, bool>;
+  std::vector<std::pair<Kind, std::vector<Parameter>>> by_kind;
   for (auto& parameter : spec.parameters) {
-    const auto kind = std::make_pair(
-        parameter.tensor.scalar_type(), parameter.tensor.requires_grad());
+    const Kind kind(
+        parameter.tensor.scalar_type(),
+        parameter.tensor.requires_grad(),
+        parameter.full_precision);
     auto found = std::find_if(by_kind.begin(), by_kind.end(), [&](auto& each) {
       return each.first == kind;
     });
@@ -88,6 +108,7 @@ void Net::add_unit(UnitSpec spec, bool any_cast) {
   }
   auto unit = std::make_unique<Unit>();
   unit->name = spec.name;
+  unit->index = static_cast<uint32_t>(units_.size());
   unit->strategy = spec.strategy;
   for (auto& [kind, parameters] : by_kind) {
     GroupSettings settings;
@@ -96,46 +117,58 @@ void Net::add_unit(UnitSpec spec, bool any_cast) {
     settings.world_size = world_.size();
     settings.strategy = spec.strategy;
     settings.mixed_precision = spec.mixed_precision;
+    settings.part_ranks = spec.part_ranks;
     settings.cast_inputs = any_cast && spec.mixed_precision.cast_inputs &&
-        at::isFloatingType(kind.first);
+        at::isFloatingType(std::get<0>(kind));
+    if (std::get<2>(kind)) {
+      settings.mixed_precision.param_dtype = std::nullopt;
+    }
     unit->groups.push_back(std::make_unique<FlatGroup>(
         *this,
         std::move(settings),
         std::move(parameters),
-        gather_communicator_));
+        mesh_of(spec.strategy)));
     unit->groups.back()->attach(*unit, 0);
   }
   units_.push_back(std::move(unit));
 }
 
 void Net::share_weights() {
-  std::vector<int64_t> slice_bytes;
-  int64_t sum = 0;
-  each_group([&](FlatGroup& group) {
-    slice_bytes.push_back(group.shareable_bytes());
-    sum += slice_bytes.back();
-  });
-  communicate([&] {
-    auto slices =
-        sum > 0 ? gather_communicator_->share_slices(slice_bytes) : nullptr;
-    if (slices != nullptr) {
-      shared_ = std::make_unique<SharedWeights>(std::move(slices));
-    }
-  });
-  size_t next = 0;
-  each_group(
-      [&](FlatGroup& group) { group.take_parameters(shared_.get(), next++); });
+  for (const auto& mesh : meshes_) {
+    std::vector<int64_t> slice_bytes;
+    each_group([&](const FlatGroup& group) {
+      if (&group.mesh() == mesh.get()) {
+        slice_bytes.push_back(group.shareable_bytes());
+      }
+    });
+    mesh->share_weights(slice_bytes);
+    size_t next = 0;
+    each_group([&](FlatGroup& group) {
+      if (&group.mesh() == mesh.get()) {
+        group.take_parameters(next++);
+      }
+    });
+  }
 }
 
 void Net::reserve_memory() {
-  int64_t largest = 0;
-  each_group([&](const FlatGroup& group) {
-    largest = std::max(
-        largest,
-        group.layout().total_numel() *
-            static_cast<int64_t>(c10::elementSize(group.reduce_dtype())));
-  });
-  communicate([&] { reduce_communicator_->reserve(largest); });
+  for (const auto& mesh : meshes_) {
+    int64_t largest = 0;
+    each_group([&](const FlatGroup& group) {
+      if (&group.mesh() == mesh.get()) {
+        largest = std::max(
+            largest,
+            group.layout().total_numel() *
+                static_cast<int64_t>(c10::elementSize(group.reduce_dtype())));
+      }
+    });
+    communicate([&] {
+      mesh->reduce->reserve(largest);
+      if (mesh->replicas != nullptr) {
+        mesh->replicas->reserve(largest / mesh->shards);
+      }
+    });
+  }
 }
 
 std::string Net::rank_text() const {
@@ -145,26 +178,38 @@ std::string Net::rank_text() const {
 // Touches.
 
 bool Net::keeps_whole(const Unit& unit) const {
-  return unit.held ||
-      (unit.strategy == Strategy::kShardGradOp && backward_depth_ == 0 &&
+  return unit.held || unit.strategy == Strategy::kShardOptimizer ||
+      (keeps_for_backward(unit.strategy) && backward_depth_ == 0 &&
        records_graph_);
 }
 
-void Net::make_room(const std::vector<Unit*>& needed) {
-  std::vector<Unit*> whole;
-  for (const auto& unit : units_) {
-    if (unit->is_whole() && !keeps_whole(*unit) && unit->pins == 0 &&
-        std::find(needed.begin(), needed.end(), unit.get()) == needed.end()) {
-      whole.push_back(unit.get());
-    }
+KeepPart Net::keeps_part() const {
+  if (backward_depth_ > 0) {
+    return KeepPart::kOld;
   }
-  std::sort(whole.begin(), whole.end(), [](const Unit* a, const Unit* b) {
-    return a->last_touch < b->last_touch;
-  });
-  const auto slots = static_cast<size_t>(std::max<int64_t>(settings_.slots, 1));
-  const auto keep = needed.size() >= slots ? 0 : slots - needed.size();
-  for (size_t i = 0; i + keep < whole.size(); ++i) {
-    whole[i]->release();
+  return records_graph_ && !ran_backward_ ? KeepPart::kYes : KeepPart::kNo;
+}
+
+void Net::begin_pass(PassKind kind) {
+  for (const auto& unit : units_) {
+    schedule_->set_whole(unit->index, unit->is_gathered());
+    schedule_->keep(unit->index, unit->is_plain() || keeps_whole(*unit));
+  }
+  schedule_->begin_pass(kind);
+}
+
+void Net::carry_out(const Decision& decision) {
+  if (decision.empty()) {
+    return;
+  }
+  for (const auto unit : decision.release) {
+    units_[unit]->release(keeps_part());
+  }
+  for (const auto* started : {&decision.gather, &decision.prefetch}) {
+    for (const auto unit : *started) {
+      units_[unit]->start_gather();
+      ++gathers_;
+    }
   }
 }
 
@@ -174,43 +219,64 @@ void Net::touch(std::span<FlatGroup* const> groups) {
   if (broken_) {
     TORCH_CHECK_WITH(DistBackendError, false, *broken_);
   }
-  std::vector<Unit*> needed;
-  bool all_whole = true;
-  for (auto* group : groups) {
-    auto& unit = group->unit();
-    if (std::find(needed.begin(), needed.end(), &unit) == needed.end()) {
-      needed.push_back(&unit);
-      all_whole = all_whole && unit.is_whole();
+  note_units(groups);
+  try {
+    carry_out(schedule_->touch(touched_));
+    for (const auto* group : groups) {
+      if (!group->unit().is_whole()) {
+        group->unit().finish_gather();
+        note_peak();
+      }
     }
-  }
-  if (!all_whole) {
-    make_room(needed);
-  }
-  for (auto* unit : needed) {
-    unit->last_touch = ++clock_;
-    if (unit->is_whole()) {
-      continue;
-    }
-    try {
-      unit->gather();
-    } catch (const std::exception& error) {
-      broken_ = text_of(error);
-      throw;
-    }
-    ++gathers_;
-    note_peak();
-  }
-  for (auto* group : groups) {
-    ++group->unit().pins;
+  } catch (const std::exception& error) {
+    broken_ = text_of(error);
+    schedule_->unpin(touched_);
+    throw;
   }
 }
 
 void Net::unpin(std::span<FlatGroup* const> groups) {
   const std::lock_guard lock(mutex_);
-  for (auto* group : groups) {
-    auto& pins = group->unit().pins;
-    pins = std::max(0, pins - 1);
+  note_units(groups);
+  schedule_->unpin(touched_);
+}
+
+void Net::note_units(std::span<FlatGroup* const> groups) {
+  touched_.clear();
+  for (const auto* group : groups) {
+    touched_.push_back(group->unit().index);
   }
+}
+
+void Net::set_prefetch(
+    PassKind kind,
+    const std::string& unit,
+    const std::vector<std::string>& ahead) {
+  const std::lock_guard lock(mutex_);
+  std::vector<uint32_t> units;
+  for (const auto& name : ahead) {
+    units.push_back(unit_named(name).index);
+  }
+  schedule_->set_prefetch(kind, unit_named(unit).index, std::move(units));
+}
+
+const Unit& Net::unit_named(const std::string& name) const {
+  std::string names;
+  for (const auto& unit : units_) {
+    if (unit->name == name) {
+      return *unit;
+    }
+    names += (names.empty() ? "'" : ", '") + unit->name + "'";
+  }
+  TORCH_CHECK_VALUE(
+      false,
+      "fsdp: there is no unit '",
+      name,
+      "' (",
+      rank_text(),
+      "). The net has the units ",
+      names,
+      ".");
 }
 
 void Net::mark_written(FlatGroup& group) {
@@ -243,6 +309,8 @@ void Net::unshard() {
     for (const auto& unit : units_) {
       unit->held = true;
       unit->gather();
+      schedule_->keep(unit->index, true);
+      schedule_->set_whole(unit->index, true);
       note_peak();
     }
   } catch (const std::exception& error) {
@@ -268,6 +336,7 @@ void Net::reshard() {
     if (depth_ == 0) {
       unit->release();
     }
+    schedule_->keep(unit->index, unit->is_plain() || keeps_whole(*unit));
   }
 }
 

@@ -1,9 +1,10 @@
 #pragma once
 
-#include "comm/shared_weights.h"
 #include "runtime/flat_group.h"
+#include "runtime/mesh.h"
 #include "runtime/reducer.h"
 #include "runtime/unit.h"
+#include "schedule/schedule.h"
 
 #include <fsdp/world.h>
 
@@ -24,12 +25,14 @@ struct UnitSpec {
   std::string name;
   Strategy strategy = Strategy::kFullShard;
   MixedPrecision mixed_precision;
+  int64_t part_ranks = 0;            // see GroupSettings
   std::vector<Parameter> parameters; // `tensor` and `names` are set
 };
 
 struct NetSettings {
   double divide_factor = 1.0;
   int64_t slots = 2;
+  int64_t shard_size = 0; // ranks per group of the hybrid strategies
 };
 
 enum class RegionKind : uint8_t { kForward, kBackward };
@@ -88,6 +91,12 @@ class Net : public std::enable_shared_from_this<Net> {
   void
   gradient_arrived(FlatGroup& group, int64_t index, const at::Tensor& gradient);
 
+  /// See ShardedModule::set_forward_prefetch.
+  void set_prefetch(
+      PassKind kind,
+      const std::string& unit,
+      const std::vector<std::string>& ahead);
+
   void drop_unreduced_gradients();
   void add_no_sync(int count) { no_sync_ += count; }
 
@@ -103,6 +112,8 @@ class Net : public std::enable_shared_from_this<Net> {
  private:
   Net(World world, NetSettings settings);
   void build(std::vector<UnitSpec> specs);
+  void make_meshes(const std::vector<UnitSpec>& specs);
+  const Mesh& mesh_of(Strategy strategy) const;
   void add_unit(UnitSpec spec, bool any_cast);
   void share_weights();
   void reserve_memory();
@@ -128,27 +139,34 @@ class Net : public std::enable_shared_from_this<Net> {
   void set_gradients_aside();
   void put_gradients_back();
   bool keeps_whole(const Unit& unit) const;
-  void make_room(const std::vector<Unit*>& needed);
+  KeepPart keeps_part() const;
+  void begin_pass(PassKind kind);
+  void carry_out(const Decision& decision);
+  void note_units(std::span<FlatGroup* const> groups); // in touched_
+  const Unit& unit_named(const std::string& name) const;
   void note_peak();
   template <class F>
   void each_group(F&& visit) const;
+  template <class F>
+  void each_shared(F&& visit) const; // SharedWeights
   template <class F>
   void each_communicator(F&& visit) const;
 
   World world_;
   NetSettings settings_;
-  std::shared_ptr<Communicator> gather_communicator_;
-  std::shared_ptr<Communicator> reduce_communicator_;
+  std::vector<std::unique_ptr<Mesh>> meshes_; // of the world; of hybrid units
   std::shared_ptr<Communicator> report_communicator_;
   std::vector<std::unique_ptr<Unit>> units_;
+  std::unique_ptr<Schedule> schedule_;
   std::unique_ptr<Reducer> reducer_;
-  std::unique_ptr<SharedWeights> shared_; // null: weights are not shared
 
-  mutable std::mutex mutex_;  // touches may come from several threads
-  int depth_ = 0;             // of regions
-  int backward_depth_ = 0;    // of backward regions among them
-  bool accumulated_ = false;  // gradients may have arrived in this pass
-  bool settled_ = false;      // a pass of this region was settled
+  mutable std::mutex mutex_; // touches may come from several threads
+  int depth_ = 0;            // of regions
+  int backward_depth_ = 0;   // of backward regions among them
+  bool accumulated_ = false; // gradients may have arrived in this pass
+  bool settled_ = false;     // a pass of this region was settled
+  bool stale_ = false; // weights may change: a pass was settled, and none has
+                       // gathered them to train with (kShardOptimizer)
   bool pass_failed_ = false;  // a backward pass inside this region; it was told
   bool ran_backward_ = false; // in this region, with gradients
   bool records_graph_ = false; // grad mode, when this region opened
@@ -163,7 +181,7 @@ class Net : public std::enable_shared_from_this<Net> {
   std::vector<at::Tensor> hooks_due_; // parameters that have got a gradient
   uint64_t region_thread_ = 0;
   const uint64_t id_;
-  uint64_t clock_ = 0;
+  std::vector<uint32_t> touched_; // of one touch, or of one unpin
   int no_sync_ = 0;
   int64_t peak_gathered_bytes_ = 0;
   int64_t gathers_ = 0;
@@ -179,9 +197,19 @@ void Net::each_group(F&& visit) const {
 }
 
 template <class F>
+void Net::each_shared(F&& visit) const {
+  for (const auto& mesh : meshes_) {
+    if (mesh->shared != nullptr) {
+      visit(*mesh->shared);
+    }
+  }
+}
+
+template <class F>
 void Net::each_communicator(F&& visit) const {
-  visit(*gather_communicator_);
-  visit(*reduce_communicator_);
+  for (const auto& mesh : meshes_) {
+    mesh->each_communicator(visit);
+  }
   visit(*report_communicator_);
 }
 

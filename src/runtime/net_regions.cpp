@@ -59,14 +59,17 @@ void Net::enter(RegionKind kind, bool accumulates) {
       throw;
     }
   }
-  ++depth_;
+  const bool outermost = depth_++ == 0;
   if (kind == RegionKind::kBackward) {
     ran_backward_ = ran_backward_ || accumulates;
     accumulated_ = accumulated_ || accumulates;
     if (backward_depth_++ == 0) {
       each_group([](FlatGroup& group) { install_arrival_hooks(group); });
       set_gradients_aside();
+      begin_pass(PassKind::kBackward);
     }
+  } else if (outermost) {
+    begin_pass(PassKind::kForward);
   }
 }
 
@@ -74,11 +77,22 @@ void Net::open(RegionKind kind) {
   if (kind == RegionKind::kForward) {
     install_backward_engine();
     for (const auto& unit : units_) {
-      if (!unit->held) {
+      if (!unit->held && unit->strategy != Strategy::kShardOptimizer) {
         unit->release(); // what was kept for a backward that never came
       }
     }
   }
+  if (stale_) {
+    // Shards may be empty here and written elsewhere, and gathers are for all.
+    for (const auto& unit : units_) {
+      if (unit->strategy == Strategy::kShardOptimizer) {
+        unit->release();
+      }
+    }
+  }
+  // The optimizer's step may follow a pass that only evaluates.
+  stale_ = stale_ &&
+      !(kind == RegionKind::kForward && at::GradMode::is_enabled());
   settled_ = false;
   // What may throw comes first: parameters are SHARDED until all is well.
   reducer_->begin_pass();
@@ -105,21 +119,31 @@ void Net::take_up_replaced() {
 }
 
 void Net::make_weights_writable(const char* what) {
-  if (shared_ == nullptr || shared_->is_writable()) {
+  bool all_writable = true;
+  each_shared([&](const SharedWeights& shared) {
+    all_writable = all_writable && shared.is_writable();
+  });
+  if (all_writable) {
     return;
   }
   retire_weights();
-  communicate([&] { shared_->await_writable(what); });
+  each_shared([&](SharedWeights& shared) {
+    communicate([&] { shared.await_writable(what); });
+  });
   each_group([](FlatGroup& group) { group.take_up_writes(); });
 }
 
 void Net::publish_weights() {
-  if (shared_ == nullptr || shared_->is_published()) {
+  bool all_published = true;
+  each_shared([&](const SharedWeights& shared) {
+    all_published = all_published && shared.is_published();
+  });
+  if (all_published) {
     return;
   }
   make_weights_writable("weights of the next step");
   each_group([](FlatGroup& group) { group.refresh_shared_slice(); });
-  shared_->publish();
+  each_shared([](SharedWeights& shared) { shared.publish(); });
 }
 
 void Net::take_up_writes() {
@@ -131,15 +155,12 @@ void Net::take_up_writes() {
 }
 
 void Net::retire_weights() {
-  if (shared_ == nullptr) {
-    return;
-  }
   each_group([](FlatGroup& group) {
     if (group.is_shared()) {
       group.discard();
     }
   });
-  shared_->retire();
+  each_shared([](SharedWeights& shared) { shared.retire(); });
 }
 
 void Net::go_on_after_failed_pass() {
@@ -176,6 +197,8 @@ void Net::leave(RegionKind kind) {
     try {
       if (outermost) {
         close();
+      } else if (pass_ends) {
+        begin_pass(PassKind::kForward);
       }
       if (pass_ends && accumulated_) {
         settle_pass();
@@ -218,6 +241,7 @@ void Net::settle_pass() {
   }
   reducer_->settle();
   settled_ = true;
+  stale_ = true;
   const auto assigned =
       reducer_->assign(depth_ > 0 ? Accumulate::kFresh : Accumulate::kInPlace);
   hooks_due_.insert(hooks_due_.end(), assigned.begin(), assigned.end());
@@ -225,13 +249,15 @@ void Net::settle_pass() {
 
 void Net::release_units() {
   const bool backward_may_follow = records_graph_ && !ran_backward_;
+  schedule_->end_pass(); // what it releases is among the following
   for (const auto& unit : units_) {
-    unit->pins = 0;
-    if (unit->held ||
-        (unit->strategy == Strategy::kShardGradOp && backward_may_follow)) {
+    const bool kept = unit->held ||
+        unit->strategy == Strategy::kShardOptimizer ||
+        (keeps_for_backward(unit->strategy) && backward_may_follow);
+    if (kept) {
       unit->flush_writes();
     } else {
-      unit->release();
+      unit->release(backward_may_follow ? KeepPart::kYes : KeepPart::kNo);
     }
   }
 }
@@ -271,8 +297,14 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
   if (--depth_ > 0) {
     if (pass_ends) { // the program may catch the exception inside the region
       accumulated_ = false;
+      tell_failure(reason); // first: then nobody waits for what is dropped
       reducer_->drop();
-      tell_failure(reason);
+      // Ranks fail at different places, and so differ in what is whole.
+      for (const auto unit : schedule_->fail_pass().release) {
+        units_[unit]->release();
+      }
+      each_group([](FlatGroup& group) { group.drop_part(); });
+      begin_pass(PassKind::kForward);
       pass_failed_ = true;
     }
     return;
@@ -287,15 +319,15 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
 }
 
 void Net::abandon(const std::string& reason) {
+  tell_failure(reason); // first: then nobody waits for what is dropped
   reducer_->drop();
+  schedule_->reset();
   for (const auto& unit : units_) {
-    unit->pins = 0;
     unit->discard(); // also what is held: ranks may differ in what is whole
   }
   if (std::exchange(settled_, false)) {
     retire_weights();
   }
-  tell_failure(reason);
 }
 
 void Net::tell_failure(const std::string& reason) {

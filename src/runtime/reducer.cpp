@@ -26,17 +26,13 @@ struct Reducer::Report {
 
 Reducer::Reducer(
     const std::vector<FlatGroup*>& groups,
-    const std::shared_ptr<Communicator>& reduce_communicator,
     std::shared_ptr<Communicator> report_communicator,
     double divide_factor)
-    : report_communicator_(std::move(report_communicator)) {
-  gradients_.reserve(groups.size());
+    : report_communicator_(std::move(report_communicator)),
+      order_(groups.size()) {
   for (auto* group : groups) {
-    gradients_.emplace_back(*group, reduce_communicator, divide_factor);
-    first_order_.push_back(static_cast<uint32_t>(first_order_.size()));
+    gradients_.emplace_back(*group, divide_factor);
   }
-  std::reverse(first_order_.begin(), first_order_.end());
-  order_ = first_order_;
 }
 
 void Reducer::begin_pass() {
@@ -53,8 +49,8 @@ void Reducer::begin_pass() {
 }
 
 void Reducer::start_over() {
-  completed_.clear();
-  next_ = 0;
+  order_.start_over();
+  started_.clear();
 }
 
 void Reducer::add(
@@ -66,7 +62,7 @@ void Reducer::add(
   const bool was_complete = gradients.complete();
   gradients.add(index, gradient);
   if (!was_complete && gradients.complete()) {
-    completed_.push_back(static_cast<uint32_t>(group));
+    order_.completed(static_cast<uint32_t>(group));
   }
   if (may_start) {
     start_next();
@@ -74,18 +70,28 @@ void Reducer::add(
 }
 
 void Reducer::start_next() {
-  while (next_ < order_.size()) {
-    auto& gradients = gradients_[order_[next_]];
+  while (const auto turn = order_.turn()) {
+    auto& gradients = gradients_[*turn];
     if (gradients.reduction_started() || !gradients.has_pending() ||
         !gradients.complete()) {
       break;
     }
-    gradients.start_reduction();
-    ++next_;
-    for (auto& other : gradients_) {
-      other.finish_ready_reductions();
+    start(*turn);
+    order_.started_turn();
+    while (!started_.empty() && gradients_[started_.front()].is_ready()) {
+      finish_first();
     }
   }
+}
+
+void Reducer::start(size_t group) {
+  gradients_[group].start_reduction();
+  started_.push_back(group);
+}
+
+void Reducer::finish_first() {
+  gradients_[started_.front()].finish_reduction();
+  started_.pop_front();
 }
 
 void Reducer::defer() {
@@ -96,17 +102,13 @@ void Reducer::defer() {
   start_over();
 }
 
-std::vector<uint32_t> Reducer::arrival_order() const {
-  auto order = completed_;
-  for (const auto group : c10::irange(gradients_.size())) {
-    const auto& gradients = gradients_[group];
-    const auto id = static_cast<uint32_t>(group);
-    if ((gradients.has_pending() || gradients.reduction_started()) &&
-        std::find(order.begin(), order.end(), id) == order.end()) {
-      order.push_back(id);
-    }
+std::vector<uint32_t> Reducer::proposed_order() const {
+  std::vector<bool> had_gradients;
+  for (const auto& gradients : gradients_) {
+    had_gradients.push_back(
+        gradients.has_pending() || gradients.reduction_started());
   }
-  return order;
+  return order_.proposed(had_gradients);
 }
 
 std::string Reducer::encode_report() const {
@@ -118,8 +120,8 @@ std::string Reducer::encode_report() const {
       report.push_back(present ? 1 : 0);
     }
   }
-  const auto order = arrival_order();
-  if (report_communicator_->rank() == 0 && order != order_) {
+  const auto order = proposed_order();
+  if (report_communicator_->rank() == 0 && order != order_.agreed()) {
     const auto offset = report.size();
     report.resize(offset + order.size() * sizeof(uint32_t));
     std::memcpy(
@@ -154,27 +156,26 @@ std::vector<Reducer::Report> Reducer::exchange_reports() {
 }
 
 void Reducer::start_agreed(const std::vector<Report>& reports) {
-  for (const auto group : order_) {
+  for (const auto group : order_.agreed()) {
     const bool wanted =
         std::any_of(reports.begin(), reports.end(), [&](const Report& report) {
           return report.started[group] || report.pending[group];
         });
     if (wanted && !gradients_[group].reduction_started()) {
-      gradients_[group].start_reduction();
+      start(group);
     }
   }
 }
 
 void Reducer::start_late(const std::vector<Report>& reports) {
   for (const auto group : c10::irange(gradients_.size())) {
-    const bool in_order =
-        std::find(order_.begin(), order_.end(), group) != order_.end();
+    const bool in_order = order_.has(static_cast<uint32_t>(group));
     const bool wanted =
         std::any_of(reports.begin(), reports.end(), [&](const Report& report) {
           return report.late(group, in_order);
         });
     if (wanted) {
-      gradients_[group].start_reduction();
+      start(group);
     }
   }
 }
@@ -192,12 +193,17 @@ void Reducer::settle() {
     }
     gradients_[group].set_present(anywhere);
     gradients_[group].check_assignable();
-    gradients_[group].finish_reductions();
+  }
+  while (!started_.empty()) {
+    finish_first();
+  }
+  for (auto& gradients : gradients_) {
+    gradients.finish_averages();
   }
   // Nobody assigns gradients of a pass that failed elsewhere.
   communicate([&] { report_communicator_->barrier("end of the settlement"); });
   if (!reports.front().order.empty()) {
-    order_ = reports.front().order;
+    order_.agree(reports.front().order);
   }
 }
 
@@ -216,7 +222,7 @@ void Reducer::drop() {
   lost_ = lost_ || deferred_;
   deferred_ = false;
   start_over();
-  order_ = first_order_;
+  order_.forget();
   for (auto& gradients : gradients_) {
     gradients.drop();
   }

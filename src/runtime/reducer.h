@@ -1,10 +1,12 @@
 #pragma once
 
 #include "runtime/group_gradients.h"
+#include "schedule/reduction_order.h"
 
 #include <fsdp/communicator.h>
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,7 +31,6 @@ class Reducer {
   /// before or after reductions that the others start early.
   Reducer(
       const std::vector<FlatGroup*>& groups,
-      const std::shared_ptr<Communicator>& reduce_communicator,
       std::shared_ptr<Communicator> report_communicator,
       double divide_factor);
 
@@ -71,20 +72,20 @@ class Reducer {
   struct Report; // what a rank tells the others when it settles
   std::string encode_report() const;
   std::vector<Report> exchange_reports();
-  void start_over(); // in order_
+  void start_over();
+  void start(size_t group);
+  void finish_first();
   void start_next();
   void start_agreed(const std::vector<Report>& reports);
   void start_late(const std::vector<Report>& reports);
-  std::vector<uint32_t> arrival_order() const;
+  std::vector<uint32_t> proposed_order() const;
 
   std::shared_ptr<Communicator> report_communicator_;
-  std::vector<GroupGradients> gradients_; // by group
-  std::vector<uint32_t> first_order_;     // groups
-  std::vector<uint32_t> order_;           // agreed
-  size_t next_ = 0;                       // in order_
-  bool deferred_ = false;                 // gradients of earlier passes wait
-  bool lost_ = false;               // they were dropped, and nobody knows yet
-  std::vector<uint32_t> completed_; // groups of this pass, in order of arrival
+  std::deque<GroupGradients> gradients_; // by group
+  ReductionOrder order_;
+  std::deque<size_t> started_; // groups whose reduction is not finished
+  bool deferred_ = false;      // gradients of earlier passes wait
+  bool lost_ = false;          // they were dropped, and nobody knows yet
 };
 
 } // namespace fsdp::detail

@@ -2,6 +2,7 @@
 
 #include "runtime/flat_group.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,53 +10,66 @@
 
 namespace fsdp::detail {
 
+inline bool is_hybrid(Strategy strategy) {
+  return strategy == Strategy::kHybridShard ||
+      strategy == Strategy::kHybridShardGradOp;
+}
+
+/// Whether weights stay whole from forward to backward.
+inline bool keeps_for_backward(Strategy strategy) {
+  return strategy == Strategy::kShardGradOp ||
+      strategy == Strategy::kHybridShardGradOp;
+}
+
 /// The parameters that are gathered, reduced and released together: one flat
-/// group for each dtype and requires_grad flag.
+/// group for each dtype, requires_grad flag and precision.
 struct Unit {
   std::string name;
+  uint32_t index = 0; // in its net
   Strategy strategy = Strategy::kFullShard;
   std::vector<std::unique_ptr<FlatGroup>> groups;
 
-  /// Operators in flight that read its weights; released only at 0.
-  int pins = 0;
-  /// When it was touched last; units are released in this order.
-  uint64_t last_touch = 0;
   /// unshard() was called: stays whole between regions until reshard().
   bool held = false;
 
+  /// Whether all groups are ordinary tensors, which nobody gathers.
+  bool is_plain() const {
+    return all([](const FlatGroup& group) { return group.is_plain(); });
+  }
   bool is_whole() const {
-    for (const auto& group : groups) {
-      if (!group->is_whole()) {
-        return false;
-      }
-    }
-    return true;
+    return all([](const FlatGroup& group) { return group.is_whole(); });
+  }
+  /// Whole, or on the way to it.
+  bool is_gathered() const {
+    return all([](const FlatGroup& group) {
+      return group.is_whole() || group.is_gathering();
+    });
   }
 
+  void start_gather() { each(&FlatGroup::start_gather); }
+  void finish_gather() { each(&FlatGroup::finish_gather); }
   void gather() {
+    start_gather();
+    finish_gather();
+  }
+  void release(KeepPart keep = KeepPart::kNo) {
     for (const auto& group : groups) {
-      group->start_gather();
-    }
-    for (const auto& group : groups) {
-      group->finish_gather();
+      group->release(keep);
     }
   }
+  void flush_writes() { each(&FlatGroup::flush_writes); }
+  void discard() { each(&FlatGroup::discard); }
 
-  void release() {
-    for (const auto& group : groups) {
-      group->release();
-    }
+ private:
+  template <class F>
+  bool all(F&& holds) const {
+    return std::all_of(groups.begin(), groups.end(), [&](const auto& group) {
+      return holds(*group);
+    });
   }
-
-  void flush_writes() {
+  void each(void (FlatGroup::*action)()) {
     for (const auto& group : groups) {
-      group->flush_writes();
-    }
-  }
-
-  void discard() {
-    for (const auto& group : groups) {
-      group->discard();
+      ((*group).*action)();
     }
   }
 };

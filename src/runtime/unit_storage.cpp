@@ -4,6 +4,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/version.h>
 
+#include <array>
+
 namespace fsdp::detail {
 
 namespace {
@@ -44,6 +46,15 @@ void unlock(c10::StorageImpl& storage) {
   storage.clear_data_ptr_access_error_msg_();
 }
 #endif
+
+/// The memory of `tensor`, and what keeps it.
+c10::DataPtr kept_memory(const at::Tensor& tensor) {
+  return {
+      tensor.data_ptr(),
+      new at::Tensor(tensor),
+      [](void* owner) { delete static_cast<at::Tensor*>(owner); },
+      tensor.device()};
+}
 
 } // namespace
 
@@ -101,12 +112,16 @@ c10::intrusive_ptr<UnitStorage> storage_on_slice(
   return storage;
 }
 
+c10::intrusive_ptr<UnitStorage> storage_around(
+    StorageKind kind,
+    std::shared_ptr<const GroupTag> tag,
+    const at::Tensor& tensor) {
+  return c10::make_intrusive<UnitStorage>(
+      kind, std::move(tag), tensor.nbytes(), kept_memory(tensor));
+}
+
 void point_to(UnitStorage& storage, const at::Tensor& tensor) {
-  storage.set_data_ptr_noswap(c10::DataPtr(
-      tensor.data_ptr(),
-      new at::Tensor(tensor),
-      [](void* owner) { delete static_cast<at::Tensor*>(owner); },
-      storage.device()));
+  storage.set_data_ptr_noswap(kept_memory(tensor));
 }
 
 void take_memory(UnitStorage& storage, const std::string& message) {
@@ -119,6 +134,18 @@ void give_memory(UnitStorage& storage, void* data) {
   const auto device = storage.device();
   unlock(storage);
   storage.set_data_ptr_noswap(c10::DataPtr(data, device));
+}
+
+at::Tensor flattened(const at::Tensor& tensor) {
+  auto flat = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(tensor.storage()),
+      c10::DispatchKeySet(c10::computeDispatchKey(
+          tensor.scalar_type(), c10::kStrided, tensor.device())),
+      tensor.dtype());
+  const std::array<int64_t, 1> sizes = {tensor.numel()};
+  flat.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  flat.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
+  return flat;
 }
 
 at::Tensor tensor_on(

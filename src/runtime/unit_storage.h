@@ -63,6 +63,12 @@ c10::intrusive_ptr<UnitStorage> allocate_storage(
     size_t nbytes,
     c10::Device device);
 
+/// A storage on the memory of `tensor`, which is contiguous; it keeps that.
+c10::intrusive_ptr<UnitStorage> storage_around(
+    StorageKind kind,
+    std::shared_ptr<const GroupTag> tag,
+    const at::Tensor& tensor);
+
 /// A storage on this rank's slice of `buffer`; it keeps `slices` alive.
 c10::intrusive_ptr<UnitStorage> storage_on_slice(
     StorageKind kind,
@@ -77,10 +83,14 @@ void take_memory(UnitStorage& storage, const std::string& message);
 /// Lets `storage` point to `data`, which somebody else owns.
 void give_memory(UnitStorage& storage, void* data);
 
-enum class Touched : uint8_t { kNo, kYes };
-
 /// Lets `storage` point to the memory of `tensor`, and keep that.
 void point_to(UnitStorage& storage, const at::Tensor& tensor);
+
+enum class Touched : uint8_t { kNo, kYes };
+
+/// The elements of a contiguous tensor as a 1-D tensor on its storage, which is
+/// no view for autograd.
+at::Tensor flattened(const at::Tensor& tensor);
 
 /// A contiguous tensor on `storage`, with the touch key or without.
 at::Tensor tensor_on(

@@ -61,7 +61,7 @@ double ShardedModule::clip_grad_norm_(
   for (const auto& unit : net()->units()) {
     for (const auto& group : unit->groups) {
       for (const auto& parameter : group->parameters()) {
-        if (parameter.tensor.grad().defined()) {
+        if (parameter.tensor.grad().defined() && group->is_first_replica()) {
           (group->replicated() ? replicated : sharded)
               .add(parameter.tensor.grad());
         }

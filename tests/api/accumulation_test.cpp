@@ -21,6 +21,7 @@ using at::Tensor;
 constexpr Strategy kStrategies[] = {
     Strategy::kFullShard,
     Strategy::kShardGradOp,
+    Strategy::kShardOptimizer,
     Strategy::kNoShard};
 
 auto make_linear() {
@@ -179,6 +180,41 @@ TEST(Accumulation, BothModesEqualOneLargeBatch) {
           log.parameters(net);
         },
         settings);
+  }
+}
+
+TEST(Accumulation, GradientsThatShareMemoryAddUpApart) {
+  for (const auto strategy : kStrategies) {
+    for (const int size : {1, 2}) {
+      on_ranks(size, [&](const World& world) {
+        const auto make = [] {
+          nn::Sequential both(
+              nn::Linear(nn::LinearOptions(5, 3).bias(false)),
+              nn::Linear(nn::LinearOptions(5, 3).bias(false)));
+          return both.ptr();
+        };
+        FullyShardedDataParallel net(
+            seeded(make),
+            world,
+            Options().strategy(strategy).units(each<nn::Linear>()));
+        double sum = 0;
+        for (int micro = 1; micro <= 3; ++micro) {
+          std::optional<NoSync> no_sync;
+          if (micro < 3) {
+            no_sync.emplace(net.no_sync());
+          }
+          net.call([&](nn::SequentialImpl& m) {
+               // Both views hand on the gradient of the sum, as it is.
+               const auto weights = m.parameters();
+               const auto both = weights[0].view(15) + weights[1].view(15);
+               return (both * torch::full({15}, micro)).sum();
+             })
+              .backward();
+          sum += micro;
+        }
+        expect_gradients(net, sum);
+      });
+    }
   }
 }
 

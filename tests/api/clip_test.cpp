@@ -22,6 +22,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr Strategy kStrategies[] = {
     Strategy::kFullShard,
     Strategy::kShardGradOp,
+    Strategy::kShardOptimizer,
     Strategy::kNoShard};
 
 ProgramSettings clip_settings(const Options& options = {}) {

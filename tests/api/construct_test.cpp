@@ -234,8 +234,7 @@ TEST(Construct, AssigningANetEndsTheOneThatWasThere) {
 }
 
 TEST(Construct, UnwrapGivesTheTrainedModuleBackWhole) {
-  for (const auto strategy :
-       {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+  for (const auto strategy : kAllStrategies) {
     on_ranks(3, [&](const World& world) {
       Net net(
           seeded(make_network),

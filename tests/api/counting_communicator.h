@@ -45,9 +45,11 @@ class CountingCommunicator final : public ForwardingCommunicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override {
+      std::string what,
+      ReduceOp op) override {
     notes_->push_back(what);
-    return inner().reduce_scatter(input, output, dtype, cuts, std::move(what));
+    return inner().reduce_scatter(
+        input, output, dtype, cuts, std::move(what), op);
   }
   std::unique_ptr<Work> all_reduce(
       std::span<std::byte> buffer,

@@ -166,8 +166,7 @@ TEST(FreshWeights, ReplacingDataByWholeTensorsIsSeen) {
 /// The same while copies of the weights are kept whole.
 template <class Edit>
 void expect_edit_is_seen_when_unsharded(const Edit& edit) {
-  for (const auto strategy :
-       {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+  for (const auto strategy : kAllStrategies) {
     on_ranks(3, [&](const World& world) {
       auto options = kUnits;
       FullyShardedDataParallel net(

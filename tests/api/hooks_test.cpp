@@ -22,6 +22,7 @@ using at::Tensor;
 constexpr Strategy kStrategies[] = {
     Strategy::kFullShard,
     Strategy::kShardGradOp,
+    Strategy::kShardOptimizer,
     Strategy::kNoShard};
 
 void expect_doubled_gradients(ShardedModule& net, double head_factor) {

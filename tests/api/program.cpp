@@ -58,20 +58,26 @@ std::string encode(const at::Tensor& gradient) {
 
 at::Tensor decode(
     const std::vector<std::string>& parts,
-    const NetDescription::Parameter& parameter,
-    bool replicated) {
+    const NetDescription::Parameter& parameter) {
+  auto whole = torch::empty(parameter.sizes, parameter.dtype);
   std::string bytes;
+  size_t replica = 0; // bytes of it that were compared
   for (const auto& part : parts) {
     EXPECT_EQ(part[0], parts[0][0])
         << "only some ranks have a gradient of " << parameter.names.front();
-    if (!replicated || bytes.empty()) {
-      bytes += part.substr(1);
+    const auto mine = part.substr(1);
+    if (bytes.size() < whole.nbytes()) {
+      bytes += mine;
+      continue;
     }
+    EXPECT_EQ(bytes.compare(replica, mine.size(), mine), 0)
+        << "replicas differ: " << parameter.names.front();
+    replica = (replica + mine.size()) % std::max<size_t>(bytes.size(), 1);
   }
   if (parts[0][0] == '0') {
     return {};
   }
-  auto whole = torch::empty(parameter.sizes, parameter.dtype);
+  EXPECT_EQ(replica, 0U) << parameter.names.front();
   EXPECT_EQ(bytes.size(), whole.nbytes()) << parameter.names.front();
   if (bytes.size() == whole.nbytes()) {
     std::copy(
@@ -107,10 +113,25 @@ NamedValues whole_gradients(ShardedModule& net) {
       }
       const auto parts = net.world().communicator().exchange(
           encode(grad), "gradients of a test");
-      values.emplace_back(name, decode(parts, parameter, replicated));
+      values.emplace_back(name, decode(parts, parameter));
     }
   }
   return values;
+}
+
+std::vector<int64_t> half_of_the_ranks(int world_size) {
+  return world_size % 2 == 0 ? std::vector<int64_t>{world_size / 2}
+                             : std::vector<int64_t>{};
+}
+
+std::vector<int64_t> all_shard_sizes(int world_size) {
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size <= world_size; ++size) {
+    if (world_size % size == 0) {
+      sizes.push_back(size);
+    }
+  }
+  return sizes;
 }
 
 at::Tensor Log::rows() const {

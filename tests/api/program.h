@@ -58,7 +58,8 @@ auto seeded(Make&& make, uint64_t seed = 1) {
 at::Tensor wave(at::IntArrayRef sizes, double frequency = 0.7);
 
 /// The gradients of all parameters by name: whole, undefined where no rank has
-/// one. Fails when only some ranks have one. Collective.
+/// one. Fails when only some ranks have one, or when replicas differ in bits.
+/// Collective.
 NamedValues whole_gradients(ShardedModule& net);
 
 bool contains(const std::string& text, const std::string& part);
@@ -168,12 +169,21 @@ class Log {
   NamedValues values_;
 };
 
+/// Where it is a whole number.
+std::vector<int64_t> half_of_the_ranks(int world_size);
+std::vector<int64_t> all_shard_sizes(int world_size);
+
 struct ProgramSettings {
   std::vector<int> world_sizes = {1, 2, 3, 4};
   std::vector<Strategy> strategies = {
       Strategy::kFullShard,
       Strategy::kShardGradOp,
+      Strategy::kShardOptimizer,
       Strategy::kNoShard};
+  /// Also hybrid, for each of these numbers of ranks per group. Sums have
+  /// another order then, so bits are compared among these strategies alone.
+  std::vector<Strategy> hybrid_strategies = {Strategy::kHybridShard};
+  std::vector<int64_t> (*shard_sizes)(int world_size) = half_of_the_ranks;
   Options options;
   /// Models compute in this type. In float64 a tolerance can be so small that
   /// no difference hides behind rounding.
@@ -206,6 +216,43 @@ class DefaultType {
   caffe2::TypeMeta previous_;
 };
 
+/// Runs `program(net, log)` sharded in one world with each of `strategies`.
+template <class Make, class Program>
+void expect_sharded_program(
+    const Make& make,
+    const Program& program,
+    const ProgramSettings& settings,
+    const Log& expected,
+    int size,
+    const std::vector<Strategy>& strategies,
+    int64_t shard_size) {
+  std::map<int, NamedValues> first; // by rank
+  for (const auto strategy : strategies) {
+    SCOPED_TRACE(
+        "strategy " + std::to_string(static_cast<int>(strategy)) +
+        ", world size " + std::to_string(size) + ", shard size " +
+        std::to_string(shard_size));
+    const auto logs = on_ranks(size, [&](const World& world) {
+      auto options = settings.options;
+      options.strategy(strategy).shard_size(shard_size);
+      FullyShardedDataParallel net(seeded(make), world, options);
+      Log log(world);
+      program(net, log);
+      expect_same_log(expected, log, settings);
+      return log.values();
+    });
+    if (::testing::Test::HasFailure()) {
+      return;
+    }
+    for (const auto& [rank, log] : logs) {
+      const auto& same = first.try_emplace(rank, log).first->second;
+      if (settings.same_bits) {
+        expect_same_bits(same, log);
+      }
+    }
+  }
+}
+
 /// Runs `program(net, log)` with the plain module, and sharded in all worlds
 /// and strategies of `settings`, and expects the same log on every rank.
 template <class Make, class Program>
@@ -218,30 +265,16 @@ void expect_same_program(
   auto module = seeded(make);
   Plain plain(module);
   program(plain, expected);
+  const auto run = [&](int size, const auto& strategies, int64_t shard_size) {
+    if (!::testing::Test::HasFailure()) {
+      expect_sharded_program(
+          make, program, settings, expected, size, strategies, shard_size);
+    }
+  };
   for (const int size : settings.world_sizes) {
-    std::map<int, NamedValues> first; // by rank
-    for (const auto strategy : settings.strategies) {
-      SCOPED_TRACE(
-          "strategy " + std::to_string(static_cast<int>(strategy)) +
-          ", world size " + std::to_string(size));
-      const auto logs = on_ranks(size, [&](const World& world) {
-        auto options = settings.options;
-        options.strategy(strategy);
-        FullyShardedDataParallel net(seeded(make), world, options);
-        Log log(world);
-        program(net, log);
-        expect_same_log(expected, log, settings);
-        return log.values();
-      });
-      if (::testing::Test::HasFailure()) {
-        return;
-      }
-      for (const auto& [rank, log] : logs) {
-        const auto& same = first.try_emplace(rank, log).first->second;
-        if (settings.same_bits) {
-          expect_same_bits(same, log);
-        }
-      }
+    run(size, settings.strategies, size);
+    for (const auto shard_size : settings.shard_sizes(size)) {
+      run(size, settings.hybrid_strategies, shard_size);
     }
   }
 }

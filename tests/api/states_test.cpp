@@ -63,8 +63,7 @@ void expect_one_identity(N& net) {
 }
 
 TEST(States, AllHandlesStayOneTensor) {
-  for (const auto strategy :
-       {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+  for (const auto strategy : kAllStrategies) {
     on_ranks(3, [&](const World& world) {
       FullyShardedDataParallel net(
           seeded(make_handles), world, Options().strategy(strategy));

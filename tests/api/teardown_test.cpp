@@ -220,8 +220,7 @@ TEST(Teardown, ThePeersOfARankThatThrewGetADistBackendError) {
 void expect_recovery(
     const std::function<void(Net& net, bool fails)>& step,
     const std::string& news = "an accident") {
-  for (const auto strategy :
-       {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+  for (const auto strategy : kAllStrategies) {
     std::vector<std::string> errors(3);
     on_ranks(3, [&](const World& world) {
       auto options = kUnits;

@@ -21,6 +21,7 @@ using Net = FullyShardedDataParallel<NetworkImpl>;
 constexpr Strategy kStrategies[] = {
     Strategy::kFullShard,
     Strategy::kShardGradOp,
+    Strategy::kShardOptimizer,
     Strategy::kNoShard};
 
 /// Runs `body` in worlds of 1 to 4 ranks and with all strategies.

@@ -56,15 +56,28 @@ TEST_P(Collectives, ReduceScatterSumsEachPart) {
         const auto inputs = samples_of_ranks(comm.size(), dtype, numel);
         const auto r = static_cast<size_t>(comm.rank());
         const auto cuts = uneven_cuts(comm.size(), numel);
-        const Bytes expected = cut_out(
-            reference_reduce(ReduceOp::kSum, dtype, inputs),
-            cuts[r] * size_of(dtype),
-            cuts[r + 1] * size_of(dtype));
-        Bytes output(expected.size());
-        comm.reduce_scatter(inputs[r], output, dtype, cuts, "unit 'a'")->wait();
-        ASSERT_EQ(output, expected);
+        for (ReduceOp op : ops_of(dtype)) {
+          const Bytes expected = cut_out(
+              reference_reduce(op, dtype, inputs),
+              cuts[r] * size_of(dtype),
+              cuts[r + 1] * size_of(dtype));
+          Bytes output(expected.size());
+          comm.reduce_scatter(inputs[r], output, dtype, cuts, "unit 'a'", op)
+              ->wait();
+          ASSERT_EQ(output, expected);
+        }
       }
     }
+  });
+}
+
+TEST_P(Collectives, IntegersHaveNoMean) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    Bytes buffer(64);
+    EXPECT_THROW(
+        comm.all_reduce(buffer, DType::kInt32, ReduceOp::kMean, "a"),
+        std::invalid_argument);
+    comm.barrier("all are here");
   });
 }
 
@@ -73,13 +86,128 @@ TEST_P(Collectives, AllReduceGivesTheSameBitsToAll) {
     for (DType dtype : kAllDTypes) {
       for (int64_t numel : kNumels) {
         const auto inputs = samples_of_ranks(comm.size(), dtype, numel);
-        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+        for (ReduceOp op : ops_of(dtype)) {
           Bytes buffer = inputs[static_cast<size_t>(comm.rank())];
           comm.all_reduce(buffer, dtype, op, "norm")->wait();
           ASSERT_EQ(buffer, reference_reduce(op, dtype, inputs));
         }
       }
     }
+  });
+}
+
+// Elements [3 * i, 3 * i + 2) of each three are given, in pieces of their own
+// where `rank` and i are even and joined with what follows where not; the last
+// of three is zero.
+struct Pieces {
+  explicit Pieces(int64_t numel) {
+    for (int64_t at = 0; at < numel; at += 3) {
+      const int64_t end = std::min(at + 2, numel);
+      values.resize(static_cast<size_t>(end), 0.0F);
+      for (int64_t i = at; i < end; ++i) {
+        values[static_cast<size_t>(i)] = static_cast<float>(i + 1);
+      }
+    }
+    values.resize(static_cast<size_t>(numel), 0.0F);
+  }
+
+  std::vector<Piece> of_rank(int rank) const {
+    std::vector<Piece> pieces;
+    const auto numel = std::ssize(values);
+    for (int64_t at = 0; at < numel;) {
+      const bool joined = (at / 3 + rank) % 2 != 0;
+      const int64_t end = std::min(at + (joined ? 5 : 2), numel);
+      pieces.push_back(
+          {at * 4,
+           std::as_bytes(std::span(values))
+               .subspan(
+                   static_cast<size_t>(at * 4),
+                   static_cast<size_t>((end - at) * 4))});
+      at = (end + 2) / 3 * 3;
+    }
+    return pieces;
+  }
+
+  std::vector<float> values;
+};
+
+TEST_P(Collectives, GapsBetweenPiecesAreZeros) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    for (int64_t numel : {0, 1, 3, 8, 100, 30'001}) {
+      const Pieces pieces(numel);
+      std::vector<float> sum = pieces.values;
+      for (float& value : sum) {
+        value *= static_cast<float>(comm.size());
+      }
+      const Bytes expected = bytes_of(sum);
+      const auto cuts = uneven_cuts(comm.size(), numel);
+      const auto r = static_cast<size_t>(comm.rank());
+      const Bytes mine = cut_out(expected, cuts[r] * 4, cuts[r + 1] * 4);
+      Bytes part(mine.size(), std::byte{0x7f});
+      comm.reduce_scatter_pieces(
+              pieces.of_rank(comm.rank()), part, DType::kFloat32, cuts, "a")
+          ->wait();
+      ASSERT_EQ(part, mine) << numel;
+      Bytes all(expected.size(), std::byte{0x7f});
+      comm.all_reduce_pieces(
+              pieces.of_rank(comm.rank()),
+              all,
+              DType::kFloat32,
+              ReduceOp::kSum,
+              "b")
+          ->wait();
+      ASSERT_EQ(all, expected) << numel;
+    }
+  });
+}
+
+TEST_P(Collectives, DroppedCallsKeepTheirPieces) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    const int64_t numel = 200'000;
+    const Pieces pieces(numel);
+    std::vector<Bytes> results(6, Bytes(pieces.values.size() * 4));
+    for (size_t i = 0; i < results.size(); ++i) {
+      auto gone = std::make_unique<Pieces>(pieces);
+      auto work = comm.all_reduce_pieces(
+          gone->of_rank(comm.rank()),
+          results[i],
+          DType::kFloat32,
+          ReduceOp::kSum,
+          "a");
+      if (i % 2 == static_cast<size_t>(comm.rank()) % 2) {
+        work.reset(); // its buffers are not read any more
+        std::fill(gone->values.begin(), gone->values.end(), -1.0F);
+        std::fill(results[i].begin(), results[i].end(), std::byte{0});
+        continue;
+      }
+      work->wait();
+      EXPECT_EQ(
+          values_of<float>(results[i])[1],
+          2.0F * static_cast<float>(comm.size()));
+    }
+    comm.barrier("end");
+  });
+}
+
+TEST_P(Collectives, PiecesThatCanNotBeRightAreRefused) {
+  run_ranks(GetParam(), [](Communicator& comm) {
+    const Bytes bytes(64);
+    Bytes output(64);
+    const std::span<const std::byte> all(bytes);
+    const std::vector<std::vector<Piece>> wrong = {
+        {{8, all.subspan(0, 8)}, {0, all.subspan(0, 8)}}, // order
+        {{0, all.subspan(0, 8)}, {4, all.subspan(0, 8)}}, // one over another
+        {{60, all.subspan(0, 8)}},                        // too long
+        {{2, all.subspan(0, 8)}},                         // half an element
+        {{0, all.subspan(0, 6)}},
+        {{-4, all.subspan(0, 8)}}};
+    for (const auto& pieces : wrong) {
+      EXPECT_THROW(
+          comm.all_reduce_pieces(
+              pieces, output, DType::kFloat32, ReduceOp::kSum, "a"),
+          std::invalid_argument);
+    }
+    comm.barrier("all are here");
   });
 }
 

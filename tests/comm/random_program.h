@@ -202,13 +202,26 @@ class RandomProgram {
       const std::string& what) {
     const auto inputs = inputs_of(comm, numel, dtype, seed);
     const int64_t bytes = numel * size_of(dtype);
-    const ReduceOp op = seed % 2 == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+    const auto ops = ops_of(dtype);
+    const ReduceOp op = ops[seed % ops.size()];
     Pending& pending =
         add(what,
             {},
             repeat(inputs[static_cast<size_t>(comm.rank())], bytes),
             repeat(reference_reduce(op, dtype, inputs), bytes));
-    pending.work = comm.all_reduce(*pending.buffer, dtype, op, what);
+    if (draw(own_, 2) == 0) {
+      pending.work = comm.all_reduce(*pending.buffer, dtype, op, what);
+      return;
+    }
+    if (draw(own_, 2) == 0) { // not in place
+      *pending.input = *pending.buffer;
+      std::fill(
+          pending.buffer->begin(), pending.buffer->end(), std::byte{0x7f});
+    }
+    const Bytes& input =
+        pending.input->empty() ? *pending.buffer : *pending.input;
+    pending.work = comm.all_reduce_pieces(
+        pieces_of(input, size_of(dtype)), *pending.buffer, dtype, op, what);
   }
 
   void reduce_scatter(
@@ -219,6 +232,8 @@ class RandomProgram {
       const std::string& what) {
     const auto inputs = inputs_of(comm, numel, dtype, seed);
     const int64_t bytes = numel * size_of(dtype);
+    const auto ops = ops_of(dtype);
+    const ReduceOp op = ops[seed % ops.size()];
     std::mt19937_64 random(seed);
     std::vector<int64_t> cuts = {0, numel};
     while (std::ssize(cuts) <= comm.size()) {
@@ -226,15 +241,38 @@ class RandomProgram {
     }
     std::sort(cuts.begin(), cuts.end());
     const auto r = static_cast<size_t>(comm.rank());
-    const Bytes sum =
-        repeat(reference_reduce(ReduceOp::kSum, dtype, inputs), bytes);
+    const Bytes sum = repeat(reference_reduce(op, dtype, inputs), bytes);
     const Bytes part(
         sum.begin() + cuts[r] * size_of(dtype),
         sum.begin() + cuts[r + 1] * size_of(dtype));
     Pending& pending =
         add(what, repeat(inputs[r], bytes), Bytes(part.size()), part);
-    pending.work =
-        comm.reduce_scatter(*pending.input, *pending.buffer, dtype, cuts, what);
+    pending.work = draw(own_, 2) == 0
+        ? comm.reduce_scatter(
+              *pending.input, *pending.buffer, dtype, cuts, what, op)
+        : comm.reduce_scatter_pieces(
+              pieces_of(*pending.input, size_of(dtype)),
+              *pending.buffer,
+              dtype,
+              cuts,
+              what,
+              op);
+  }
+
+  /// `bytes` cut into pieces at will.
+  std::vector<Piece> pieces_of(const Bytes& bytes, int64_t element) {
+    std::vector<Piece> pieces;
+    const int64_t numel = std::ssize(bytes) / element;
+    for (int64_t at = 0; at < numel;) {
+      const int64_t next = at + 1 + draw(own_, numel - at);
+      pieces.push_back(
+          {at * element,
+           std::span(bytes).subspan(
+               static_cast<size_t>(at * element),
+               static_cast<size_t>((next - at) * element))});
+      at = next;
+    }
+    return pieces;
   }
 
   void all_gather(

@@ -19,7 +19,8 @@ TEST(RecordingCommunicator, WritesALinePerCall) {
   const std::vector<int64_t> cuts = {0, 4, 8, 12, 16};
   comm.all_gather(buffer, "unit 'b'")->wait();
   comm.all_gather(buffer, "all_gather of unit 'b'");
-  comm.reduce_scatter(buffer, part, DType::kFloat32, cuts, "unit 'b'");
+  comm.reduce_scatter(
+      buffer, part, DType::kFloat32, cuts, "unit 'b'", ReduceOp::kSum);
   comm.all_reduce(buffer, DType::kFloat64, ReduceOp::kMax, "norm");
   comm.broadcast(part, 3, "seed");
   comm.barrier("start");
@@ -52,7 +53,8 @@ TEST(RecordingCommunicator, KeepsTheOwnContribution) {
   EXPECT_EQ(buffer, data);
   Bytes part(12);
   const std::vector<int64_t> cuts = {0, 1, 4, 6};
-  comm.reduce_scatter(data, part, DType::kInt32, cuts, "a")->wait();
+  comm.reduce_scatter(data, part, DType::kInt32, cuts, "a", ReduceOp::kSum)
+      ->wait();
   EXPECT_EQ(part, Bytes(data.begin() + 4, data.begin() + 16));
   EXPECT_EQ(comm.exchange("me", "a"), (Lines{"me", "me", "me"}));
 }

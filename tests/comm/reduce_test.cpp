@@ -48,7 +48,7 @@ TEST(Reduce, EqualsThePlainLoopForAllTypesAndLengths) {
       std::vector<Bytes> inputs;
       for (uint64_t r = 0; r < 5; ++r) {
         inputs.push_back(sample(dtype, numel, r + 1));
-        for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+        for (ReduceOp op : ops_of(dtype)) {
           ASSERT_EQ(
               reduced(op, dtype, inputs), reference_reduce(op, dtype, inputs))
               << "dtype " << static_cast<int>(dtype) << " numel " << numel

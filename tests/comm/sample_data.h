@@ -75,6 +75,14 @@ inline Bytes sample(DType dtype, int64_t numel, uint64_t seed) {
   }
 }
 
+/// The operations that a type has.
+inline std::vector<ReduceOp> ops_of(DType dtype) {
+  const bool is_integer = dtype == DType::kInt32 || dtype == DType::kInt64;
+  return is_integer
+      ? std::vector<ReduceOp>{ReduceOp::kSum, ReduceOp::kMax}
+      : std::vector<ReduceOp>{ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMean};
+}
+
 /// Random bytes, for what moves bytes.
 inline Bytes sample_bytes(int64_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -101,7 +109,10 @@ Bytes reduce_plainly(
     Wide result = load(all[0][i]);
     for (size_t r = 1; r < all.size(); ++r) {
       const Wide next = load(all[r][i]);
-      result = op == ReduceOp::kSum ? result + next : std::max(result, next);
+      result = op == ReduceOp::kMax ? std::max(result, next) : result + next;
+    }
+    if (op == ReduceOp::kMean) {
+      result /= static_cast<Wide>(all.size());
     }
     results[i] = store(result);
   }
@@ -117,7 +128,7 @@ Bytes reduce_natively(ReduceOp op, const std::vector<Bytes>& inputs) {
 /// What reduce() must give, bit for bit, for inputs without NaN.
 inline Bytes
 reference_reduce(ReduceOp op, DType dtype, const std::vector<Bytes>& inputs) {
-  const bool is_sum = op == ReduceOp::kSum;
+  const bool is_sum = op != ReduceOp::kMax;
   switch (dtype) {
     case DType::kFloat32:
       return reduce_natively<float>(op, inputs);

@@ -184,6 +184,39 @@ TEST_F(GlooFailure, ReachesChildrenEachAtItsOwnCalls) {
   expect_all_meet(comms_);
 }
 
+TEST_F(GlooFailure, IsNotWaitedForInCallsThatAreDropped) {
+  auto work = start_sum(rank(0), large_[0]);
+  rank(1).signal_failure("a");
+  const auto begin = Clock::now();
+  work.reset(); // rank 1 will not come to it
+  EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(1000));
+  for (const size_t r : {0u, 2u}) {
+    EXPECT_EQ(barrier_error(rank(r)), "rank 1/3 failed: a");
+  }
+  expect_all_meet(comms_);
+}
+
+// As when an exception destroys a net before somebody tells of it.
+TEST_F(GlooFailure, ReachesChildrenThatTheRankHasLeftBefore) {
+  auto children = split_all(comms_);
+  std::vector<std::thread> peers;
+  for (const size_t r : {0u, 2u}) {
+    peers.emplace_back([&, r] {
+      EXPECT_EQ(barrier_error(*children[r]), "rank 1/3 failed: out of data");
+    });
+  }
+  children[1].reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  rank(1).signal_failure("out of data");
+  for (std::thread& peer : peers) {
+    peer.join();
+  }
+  for (const size_t r : {0u, 2u}) {
+    EXPECT_EQ(barrier_error(rank(r)), "rank 1/3 failed: out of data");
+  }
+  expect_all_meet(comms_);
+}
+
 // Were a group made inside of a call, the ranks would wait for each other.
 TEST_F(GlooFailure, CommunicatorsMeetAgainInAnyOrder) {
   const auto first = split_all(comms_);
@@ -221,6 +254,41 @@ TEST(GlooLeaving, FailsWhoWaits) {
   EXPECT_TRUE(contains(text, "rank 1/2 has ended without this call")) << text;
   EXPECT_LT(Clock::now() - begin, kSoon);
   EXPECT_TRUE(contains(barrier_error(*comms[0]), text));
+}
+
+TEST(GlooLeaving, OfAChildIsNoEndOfTheWorld) {
+  const auto comms = join_all(make_world_of_gloo(3, kGlooLimit), 3);
+  auto children = split_all(comms);
+  const auto begin = Clock::now();
+  children[1].reset();
+  for (int i = 0; i < 2; ++i) { // in this epoch, and in the next one
+    std::string texts[3];
+    std::thread peer([&] { texts[2] = barrier_error(*children[2]); });
+    texts[0] = barrier_error(*children[0]);
+    peer.join();
+    EXPECT_TRUE(contains(
+        texts[0],
+        "/3 waits for rank 1, gone without this call. Look for the first error "
+        "there."))
+        << texts[0];
+    EXPECT_TRUE(contains(texts[0], "barrier of b: rank ")) << texts[0];
+    EXPECT_EQ(texts[2], texts[0]);
+  }
+  EXPECT_LT(Clock::now() - begin, 2 * kSoon);
+  EXPECT_EQ(comms[0]->aborted(), "");
+  expect_all_meet(comms);
+}
+
+TEST(GlooLeaving, OfAChildKeepsWhatTheCallsOfAllHaveGiven) {
+  const auto comms = join_all(make_world_of_gloo(2, kGlooLimit), 2);
+  auto children = split_all(comms);
+  std::vector<Bytes> buffers(2, Bytes(3 << 20));
+  const auto first = start_sum(*children[0], buffers[0]);
+  auto second = start_sum(*children[1], buffers[1]);
+  children[1].reset();
+  first->wait();
+  second->wait();
+  expect_all_meet(comms);
 }
 
 TEST(GlooLeaving, KeepsWhatTheCallsOfAllHaveGiven) {

@@ -73,5 +73,17 @@ TEST(StoppedRank, IsNamedAfterTheTimeLimit) {
         .parts = {"timed out after 1500 ms", "not arrived: rank 1"}}});
 }
 
+TEST(StoppedRank, MayBeTheOneThatServesTheStore) {
+  expect_all_seen(
+      {{.backend = "gloo",
+        .size = 3,
+        .victim = 0,
+        .signal = SIGSTOP,
+        .timeout = kShort,
+        .place = "between steps",
+        .where = "forward",
+        .parts = {"unit 'blocks.0'"}}});
+}
+
 } // namespace
 } // namespace fsdp::testing

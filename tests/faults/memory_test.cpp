@@ -115,6 +115,8 @@ void expect_fork_is_no_rank(const std::string& backend) {
   EXPECT_TRUE(has(child, "has 0 views")) << victim.out();
   EXPECT_TRUE(has(victim.out(), "child can not compute: ")) << victim.out();
   EXPECT_TRUE(has(victim.out(), "fork")) << victim.out();
+  EXPECT_TRUE(job.await_line(1, "child has let go")) << victim.out();
+  EXPECT_TRUE(job.await_line(1, "goes on")) << victim.out();
   victim.signal(SIGKILL);
   EXPECT_TRUE(job.await_end(0, kLimit));
   const auto ended = job.rank(0).result();
@@ -126,6 +128,10 @@ void expect_fork_is_no_rank(const std::string& backend) {
 
 TEST(ForkOfARank, IsNoRankAndKeepsNoneAliveOverSharedMemory) {
   expect_fork_is_no_rank("shm");
+}
+
+TEST(ForkOfARank, IsNoRankAndKeepsNoneAliveOverGloo) {
+  expect_fork_is_no_rank("gloo");
 }
 
 } // namespace

@@ -29,9 +29,10 @@ class Switch final : public ForwardingCommunicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override {
+      std::string what,
+      ReduceOp op) override {
     return current().reduce_scatter(
-        input, output, dtype, cuts, std::move(what));
+        input, output, dtype, cuts, std::move(what), op);
   }
   std::unique_ptr<Work> all_reduce(
       std::span<std::byte> buffer,

@@ -35,8 +35,10 @@ class ForwardingCommunicator : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override {
-    return inner().reduce_scatter(input, output, dtype, cuts, std::move(what));
+      std::string what,
+      ReduceOp op) override {
+    return inner().reduce_scatter(
+        input, output, dtype, cuts, std::move(what), op);
   }
   std::unique_ptr<Work> all_reduce(
       std::span<std::byte> buffer,

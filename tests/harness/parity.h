@@ -40,6 +40,7 @@ inline constexpr int64_t kRows = 12;
 inline const std::vector<Strategy> kAllStrategies = {
     Strategy::kFullShard,
     Strategy::kShardGradOp,
+    Strategy::kShardOptimizer,
     Strategy::kNoShard};
 
 struct Training {
@@ -56,6 +57,8 @@ struct ParitySettings {
   double parameter_tolerance = 1e-6; // of the tensor's largest value, + 1e-8
   std::vector<int> world_sizes = tested_world_sizes();
   std::vector<Strategy> strategies = kAllStrategies;
+  /// Also as two groups of ranks, where sums have another order.
+  bool hybrid = true;
   std::vector<std::string> skip = {}; // parameters that are not compared
   Options options = {};
 };

@@ -67,7 +67,13 @@ TEST(Settings, ATimeoutIsInSeconds) {
 }
 
 TEST(Settings, Strategies) {
-  for (const auto* name : {"full_shard", "shard_grad_op", "no_shard"}) {
+  for (const auto* name :
+       {"full_shard",
+        "shard_grad_op",
+        "shard_optimizer",
+        "no_shard",
+        "hybrid_shard",
+        "hybrid_shard_grad_op"}) {
     EXPECT_EQ(read("LIBFSDP_STRATEGY", name).strategy, name);
   }
   expect_refused("LIBFSDP_STRATEGY", "FULL_SHARD", "full_shard");

@@ -32,6 +32,14 @@ struct Element {
   bool operator==(const Element&) const = default;
 };
 
+constexpr Element kPadding{-1, -1, -1};
+
+void pad(std::vector<Element>& elements) {
+  while (elements.size() % 64 != 0) {
+    elements.push_back(kPadding);
+  }
+}
+
 // The elements of the active parameters in order, with their owners.
 std::vector<Element> reference_elements(
     const Numels& numels,
@@ -48,18 +56,19 @@ std::vector<Element> reference_elements(
         elements.push_back({static_cast<int64_t>(i), n, place / slice_numel});
       }
     }
+    pad(elements);
   }
   return elements;
 }
 
-TEST(CompactLayout, SmallParametersLieWithoutGaps) {
+TEST(CompactLayout, OfAllParametersIsTheLayout) {
   const FlatLayout layout(Numels{5, 7, 1}, 4);
   const CompactLayout compact(layout, Flags{true, true, true});
-  EXPECT_EQ(compact.numel(), 13);
+  EXPECT_EQ(compact.numel(), 192);
   EXPECT_EQ(compact.interval(0), (Interval{0, 5}));
-  EXPECT_EQ(compact.interval(1), (Interval{5, 12}));
-  EXPECT_EQ(compact.interval(2), (Interval{12, 13}));
-  EXPECT_EQ(compact.cuts(), (Cuts{0, 5, 12, 13, 13}));
+  EXPECT_EQ(compact.interval(1), (Interval{64, 71}));
+  EXPECT_EQ(compact.interval(2), (Interval{128, 129}));
+  EXPECT_EQ(compact.cuts(), (Cuts{0, 64, 128, 192, 192}));
   EXPECT_EQ(compact.owned_in_part(1, 1), (Interval{0, 7}));
   EXPECT_EQ(compact.owned_in_part(1, 0), (Interval{0, 0}));
   EXPECT_EQ(compact.owned_in_part(2, 3), (Interval{0, 0}));
@@ -68,18 +77,18 @@ TEST(CompactLayout, SmallParametersLieWithoutGaps) {
 TEST(CompactLayout, SeveralParametersShareAPart) {
   const FlatLayout layout(Numels{5, 7, 1}, 2);
   const CompactLayout compact(layout, Flags{true, true, true});
-  EXPECT_EQ(compact.cuts(), (Cuts{0, 12, 13}));
-  EXPECT_EQ(compact.owned_in_part(1, 0), (Interval{5, 12}));
+  EXPECT_EQ(compact.cuts(), (Cuts{0, 128, 192}));
+  EXPECT_EQ(compact.owned_in_part(1, 0), (Interval{64, 71}));
   EXPECT_EQ(compact.owned_in_part(2, 1), (Interval{0, 1}));
 }
 
 TEST(CompactLayout, InactiveParametersTakeNoPlace) {
   const FlatLayout layout(Numels{5, 7, 1}, 4);
   const CompactLayout compact(layout, Flags{true, false, true});
-  EXPECT_EQ(compact.numel(), 6);
-  EXPECT_EQ(compact.interval(1), (Interval{5, 5}));
-  EXPECT_EQ(compact.interval(2), (Interval{5, 6}));
-  EXPECT_EQ(compact.cuts(), (Cuts{0, 5, 5, 6, 6}));
+  EXPECT_EQ(compact.numel(), 128);
+  EXPECT_EQ(compact.interval(1), (Interval{64, 64}));
+  EXPECT_EQ(compact.interval(2), (Interval{64, 65}));
+  EXPECT_EQ(compact.cuts(), (Cuts{0, 64, 64, 128, 128}));
   EXPECT_EQ(compact.owned_in_part(1, 1), (Interval{0, 0}));
   EXPECT_EQ(compact.owned_in_part(2, 2), (Interval{0, 1}));
 }
@@ -87,8 +96,8 @@ TEST(CompactLayout, InactiveParametersTakeNoPlace) {
 TEST(CompactLayout, OneParameterSpansSeveralRanks) {
   const FlatLayout layout(Numels{10, 300}, 3); // cut at 128 and 256
   const CompactLayout compact(layout, Flags{true, true});
-  EXPECT_EQ(compact.cuts(), (Cuts{0, 74, 202, 310}));
-  EXPECT_EQ(compact.owned_in_part(1, 0), (Interval{10, 74}));
+  EXPECT_EQ(compact.cuts(), (Cuts{0, 128, 256, 384}));
+  EXPECT_EQ(compact.owned_in_part(1, 0), (Interval{64, 128}));
   EXPECT_EQ(compact.owned_in_part(1, 1), (Interval{0, 128}));
   EXPECT_EQ(compact.owned_in_part(1, 2), (Interval{0, 108}));
 }
@@ -113,10 +122,11 @@ TEST(CompactLayout, BillionsOfElementsDoNotOverflow) {
   constexpr int64_t kNumel = 2'000'000'001;
   const FlatLayout layout(Numels{kNumel, kNumel, kNumel}, 4);
   const CompactLayout compact(layout, Flags{true, false, true});
-  EXPECT_EQ(compact.numel(), 4'000'000'002);
+  constexpr int64_t kPadded = 2'000'000'064;
+  EXPECT_EQ(compact.numel(), 2 * kPadded);
   EXPECT_EQ(
       compact.cuts(),
-      (Cuts{0, 1'500'000'064, kNumel, 2'500'000'065, 4'000'000'002}));
+      (Cuts{0, 1'500'000'064, kPadded, 2'500'000'128, 2 * kPadded}));
 }
 
 TEST(CompactLayout, RejectsFlagsOfOtherParameters) {
@@ -143,7 +153,7 @@ TEST(CompactLayout, RejectsUnknownParametersAndRanks) {
       "CompactLayout: the rank" + expected + "2. ");
 }
 
-TEST(CompactLayout, CutsCountTheActiveElementsBeforeEachSlice) {
+TEST(CompactLayout, CutsCountWhatLiesBeforeEachSlice) {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
@@ -156,8 +166,10 @@ TEST(CompactLayout, CutsCountTheActiveElementsBeforeEachSlice) {
     Cuts cuts(static_cast<size_t>(world_size) + 1, 0);
     const std::vector<Element> elements =
         reference_elements(numels, active, layout.slice_numel());
+    int64_t owner = 0; // of padding: that of the element before it
     for (const Element& element : elements) {
-      for (int64_t r = element.rank + 1; r <= world_size; ++r) {
+      owner = element == kPadding ? owner : element.rank;
+      for (int64_t r = owner + 1; r <= world_size; ++r) {
         ++cuts.at(static_cast<size_t>(r));
       }
     }
@@ -177,8 +189,7 @@ TEST(CompactLayout, IntervalsAndPartsHoldTheActiveElementsInOrder) {
     const CompactLayout compact(layout, active);
 
     // Each rank puts its owned parts into its part of the compact space.
-    const Element nothing{-1, -1, -1};
-    std::vector<Element> actual(static_cast<size_t>(compact.numel()), nothing);
+    std::vector<Element> actual(static_cast<size_t>(compact.numel()), kPadding);
     for (int rank = 0; rank < world_size; ++rank) {
       const int64_t cut = compact.cuts().at(static_cast<size_t>(rank));
       for (int64_t index = 0; index < layout.size(); ++index) {

@@ -154,10 +154,14 @@ const char* name_of(Cut cut) {
       return "full shard";
     case Cut::kShardGradOp:
       return "shard grad op";
+    case Cut::kShardOptimizer:
+      return "shard optimizer";
     case Cut::kNoShard:
       return "no shard";
     case Cut::kPerLayer:
       return "layers cut differently";
+    case Cut::kHybrid:
+      return "hybrid";
   }
   return "";
 }
@@ -167,9 +171,12 @@ std::string text_of(const std::exception& error) {
   return ours != nullptr ? ours->what_without_backtrace() : error.what();
 }
 
-/// A norm over shards sums in another order than a norm over all.
+/// A norm over shards sums in another order than a norm over all, and groups of
+/// ranks sum gradients in another order than all ranks together.
 bool must_agree_in_bits(const Spec& spec, Cut cut) {
-  return spec.clip == 0.0 || cut == Cut::kShardGradOp;
+  return cut != Cut::kHybrid &&
+      (spec.clip == 0.0 || cut == Cut::kShardGradOp ||
+       cut == Cut::kShardOptimizer);
 }
 
 } // namespace
@@ -181,7 +188,12 @@ std::string failure_of(const Spec& spec, const RunSettings& settings) {
   } catch (const std::exception& error) {
     return kUnsharded + text_of(error);
   }
-  std::vector<Cut> cuts = {Cut::kFullShard, Cut::kShardGradOp, Cut::kNoShard};
+  std::vector<Cut> cuts = {
+      Cut::kFullShard,
+      Cut::kShardGradOp,
+      Cut::kShardOptimizer,
+      Cut::kNoShard,
+      Cut::kHybrid};
   if (spec.units == Units::kModule) {
     cuts.push_back(Cut::kPerLayer);
   }

@@ -36,13 +36,30 @@ Net net_of(std::unique_ptr<M> module) {
   return net;
 }
 
+Strategy strategy_of(Cut cut) {
+  switch (cut) {
+    case Cut::kShardGradOp:
+      return Strategy::kShardGradOp;
+    case Cut::kShardOptimizer:
+      return Strategy::kShardOptimizer;
+    case Cut::kNoShard:
+      return Strategy::kNoShard;
+    case Cut::kHybrid:
+      return Strategy::kHybridShard;
+    default:
+      return Strategy::kFullShard;
+  }
+}
+
+int64_t half_of(int64_t ranks) {
+  return ranks % 2 == 0 ? ranks / 2 : 1;
+}
+
 Options options_of(const Spec& spec, Cut cut) {
   Options options;
   options.slots(spec.slots);
-  options.strategy(
-      cut == Cut::kNoShard           ? Strategy::kNoShard
-          : cut == Cut::kShardGradOp ? Strategy::kShardGradOp
-                                     : Strategy::kFullShard);
+  options.strategy(strategy_of(cut));
+  options.shard_size(half_of(spec.world));
   if (spec.sum) {
     options.gradient_divide_factor(1.0);
   }
@@ -60,7 +77,7 @@ Options options_of(const Spec& spec, Cut cut) {
 /// Which layers are units, and how each is cut.
 UnitPolicy policy_of(const Spec& spec, Cut cut) {
   return when(
-      [seed = spec.seed, cut](
+      [seed = spec.seed, world = spec.world, cut](
           const std::string& name,
           const torch::nn::Module&) -> std::optional<UnitOptions> {
         const auto layer = std::stoul(name.substr(std::strlen("layer")));
@@ -69,9 +86,15 @@ UnitPolicy policy_of(const Spec& spec, Cut cut) {
           return std::nullopt; // with the root
         }
         UnitOptions options;
-        if (cut == Cut::kPerLayer) {
-          options.strategy(static_cast<Strategy>(engine() % 3));
-          options.reshard_after_forward(engine() % 3 != 0);
+        if (cut == Cut::kPerLayer || cut == Cut::kHybrid) {
+          const bool hybrid = cut == Cut::kHybrid;
+          options.strategy(static_cast<Strategy>(engine() % (hybrid ? 6 : 4)));
+          const auto way = engine() % 4;
+          if (way == 0) {
+            options.reshard_after_forward(engine() % 2 == 0);
+          } else if (way == 1) {
+            options.reshard_after_forward_to(hybrid ? 1 : half_of(world));
+          }
         }
         return options;
       });

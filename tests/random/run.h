@@ -15,7 +15,14 @@
 namespace fsdp::random_models {
 
 /// How all units, or in kPerLayer each layer by itself, are cut.
-enum class Cut : uint8_t { kFullShard, kShardGradOp, kNoShard, kPerLayer };
+enum class Cut : uint8_t {
+  kFullShard,
+  kShardGradOp,
+  kShardOptimizer,
+  kNoShard,
+  kPerLayer,
+  kHybrid, // in groups of half the ranks, or of one; layers in all ways
+};
 
 /// By name of the parameter. A gradient may be undefined.
 using Values = std::map<std::string, at::Tensor>;

@@ -38,9 +38,10 @@ class SlightlyWrong : public Communicator {
       std::span<std::byte> output,
       DType dtype,
       std::span<const int64_t> cuts,
-      std::string what) override {
+      std::string what,
+      ReduceOp op) override {
     return finish(
-        inner_->reduce_scatter(input, output, dtype, cuts, what),
+        inner_->reduce_scatter(input, output, dtype, cuts, what, op),
         output,
         Fault::kReduce);
   }

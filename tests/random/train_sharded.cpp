@@ -48,9 +48,16 @@ at::Tensor join(
   for (const auto& part : parts) {
     flat.push_back(part.reshape({-1}));
   }
-  const auto whole = at::cat(flat);
-  if (whole.numel() != c10::multiply_integers(sizes)) {
-    fail(name + " has " + std::to_string(whole.numel()) + " elements in all");
+  const auto all = at::cat(flat);
+  const auto numel = c10::multiply_integers(sizes);
+  if (numel == 0 ? all.numel() > 0 : all.numel() % numel != 0 || all.numel() == 0) {
+    fail(name + " has " + std::to_string(all.numel()) + " elements in all");
+  }
+  const auto whole = all.narrow(0, 0, numel);
+  for (int64_t begin = numel; begin < all.numel(); begin += numel) {
+    if (!at::equal(all.narrow(0, begin, numel), whole)) {
+      fail(name + " differs between groups of ranks");
+    }
   }
   return whole.reshape(sizes);
 }

@@ -186,8 +186,7 @@ TEST(Autocast, OverWeightsInBfloat16ChangesNothing) {
     return autocast_loss(chain, rows);
   });
   for (const int world_size : {1, 2, 3, 4}) {
-    for (const auto strategy :
-         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+    for (const auto strategy : kAllStrategies) {
       const auto expected =
           train_sharded(plain, settings, world_size, strategy);
       for (const auto& [rank, actual] :

@@ -58,8 +58,7 @@ using Net = FullyShardedDataParallel<TwoLayersImpl>;
 
 void each_world(const std::function<void(const World&, const Options&)>& test) {
   for (const int world_size : {1, 2, 3, 4}) {
-    for (const auto strategy :
-         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+    for (const auto strategy : kAllStrategies) {
       SCOPED_TRACE(
           "strategy " + std::to_string(static_cast<int>(strategy)) +
           ", world size " + std::to_string(world_size));

@@ -105,8 +105,7 @@ TEST(Optimizers, MadeBeforeShardingAndFirstUsedAfterwards) {
   };
   const auto expected = train(nullptr, Strategy::kNoShard);
   for (const int world_size : {1, 2, 3, 4}) {
-    for (const auto strategy :
-         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+    for (const auto strategy : kAllStrategies) {
       run_ranks(
           world_size,
           [&](const World& world) {
@@ -183,8 +182,7 @@ void expect_lbfgs_works(const World& world, Strategy strategy) {
 }
 
 TEST(Optimizers, LbfgsWorksOnOneRank) {
-  for (const auto strategy :
-       {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+  for (const auto strategy : kAllStrategies) {
     expect_lbfgs_works(World(), strategy);
   }
 }

@@ -60,8 +60,7 @@ void trace(Scripted& model) {
 TEST(TorchScript, ScriptedModuleTrains) {
   auto settings = few_trainings();
   settings.world_sizes = {2};
-  settings.strategies = {
-      Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard};
+  settings.strategies = kAllStrategies;
   expect_same_training(scripted_model(), settings);
 }
 
@@ -128,8 +127,7 @@ void expect_same_evaluation() {
     return evaluate(model->module, model->words);
   }();
   for (const int world_size : {1, 2, 3, 4}) {
-    for (const auto strategy :
-         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+    for (const auto strategy : kAllStrategies) {
       run_ranks(
           world_size,
           [&](const World& world) {

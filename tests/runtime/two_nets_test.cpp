@@ -18,8 +18,7 @@ void expect_same_outcome(const Train& train) {
   Pair plain(nullptr);
   const auto expected = train(plain);
   for (const int world_size : {1, 2, 3, 4}) {
-    for (const auto strategy :
-         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+    for (const auto strategy : kAllStrategies) {
       SCOPED_TRACE("world size " + std::to_string(world_size));
       const auto rank_main = [&](const World& world) {
         Pair pair(&world, strategy);

@@ -43,8 +43,7 @@ void expect_same_gradients(const Run& run) {
     }
   };
   for (const int world_size : {1, 2, 3, 4}) {
-    for (const auto strategy :
-         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+    for (const auto strategy : kAllStrategies) {
       SCOPED_TRACE(
           "strategy " + std::to_string(static_cast<int>(strategy)) +
           ", world size " + std::to_string(world_size));

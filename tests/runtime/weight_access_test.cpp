@@ -32,10 +32,7 @@ struct Matrices {
 /// Runs `body` in a region, without gradients, in worlds of 1 to 3 ranks.
 void in_regions(
     const std::function<void(const Matrices&)>& body,
-    const std::vector<Strategy>& strategies = {
-        Strategy::kFullShard,
-        Strategy::kShardGradOp,
-        Strategy::kNoShard}) {
+    const std::vector<Strategy>& strategies = kAllStrategies) {
   for (const int world_size : {1, 2, 3}) {
     for (const auto strategy : strategies) {
       SCOPED_TRACE(

@@ -1,0 +1,1 @@
+"""Starts the sides of a benchmark, lets one run at a time, and compares them."""
