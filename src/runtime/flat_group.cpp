@@ -199,11 +199,13 @@ void FlatGroup::leave_region(Writes writes) {
     return;
   }
   std::exception_ptr error;
+  bool stale = false; // weights that were kept whole
   for (const auto i : c10::irange(layout_.size())) {
     auto& parameter = parameters_[i];
     const bool replaced = // by set_data inside the region
         unit_storage(parameter.tensor) != whole_storage_.get();
     if (replaced && writes == Writes::kKeep) {
+      stale = !is_shared();
       try {
         take_over_in_region(i);
       } catch (const std::exception&) {
@@ -211,6 +213,9 @@ void FlatGroup::leave_region(Writes writes) {
       }
     }
     switch_to(parameter.tensor, parameter.sharded);
+  }
+  if (stale) {
+    discard();
   }
   if (writes == Writes::kDrop && wrote_in_region_) {
     undo_writes();

@@ -119,7 +119,9 @@ void GroupGradients::add(int64_t index, const at::Tensor& gradient) {
   auto flat = flattened(dense.contiguous().to(group_.reduce_dtype()));
   auto& arrived = arrived_[index];
   if (arrived.defined()) {
-    arrived.add_(flat);
+    // Gradients of several parameters may be views of one tensor.
+    arrived = arrived.storage().use_count() == 1 ? arrived.add_(flat)
+                                                 : arrived.add(flat);
   } else {
     arrived = std::move(flat);
   }
@@ -337,8 +339,10 @@ std::vector<at::Tensor> GroupGradients::assign(Accumulate accumulate) {
   }
   for (const auto i : c10::irange(group_.layout().size())) {
     auto& local = local_results_[i];
-    local =
-        local.defined() ? divided(std::move(local)).to(group_.dtype()) : local;
+    if (local.defined()) {
+      local = divided(std::move(local)).to(group_.dtype());
+      local = local.storage().use_count() == 1 ? local : local.clone();
+    }
     if (present_[i] && (result_.defined() || local.defined())) {
       add_to_grad(i, gradient_of(i), accumulate);
       assigned.push_back(group_.parameters()[i].tensor);

@@ -183,39 +183,43 @@ TEST(Accumulation, BothModesEqualOneLargeBatch) {
   }
 }
 
-TEST(Accumulation, GradientsThatShareMemoryAddUpApart) {
+/// 'n' and 's' as above.
+void expect_gradients_apart(const std::string& sequence) {
+  const auto make = [] {
+    nn::Sequential both(
+        nn::Linear(nn::LinearOptions(5, 3).bias(false)),
+        nn::Linear(nn::LinearOptions(5, 3).bias(false)));
+    return both.ptr();
+  };
   for (const auto strategy : kStrategies) {
     for (const int size : {1, 2}) {
       on_ranks(size, [&](const World& world) {
-        const auto make = [] {
-          nn::Sequential both(
-              nn::Linear(nn::LinearOptions(5, 3).bias(false)),
-              nn::Linear(nn::LinearOptions(5, 3).bias(false)));
-          return both.ptr();
-        };
         FullyShardedDataParallel net(
             seeded(make),
             world,
             Options().strategy(strategy).units(each<nn::Linear>()));
-        double sum = 0;
-        for (int micro = 1; micro <= 3; ++micro) {
+        for (const char kind : sequence) {
           std::optional<NoSync> no_sync;
-          if (micro < 3) {
+          if (kind == 'n') {
             no_sync.emplace(net.no_sync());
           }
           net.call([&](nn::SequentialImpl& m) {
                // Both views hand on the gradient of the sum, as it is.
                const auto weights = m.parameters();
                const auto both = weights[0].view(15) + weights[1].view(15);
-               return (both * torch::full({15}, micro)).sum();
+               return (both * torch::ones({15})).sum();
              })
               .backward();
-          sum += micro;
         }
-        expect_gradients(net, sum);
+        expect_gradients(net, sequence.size());
       });
     }
   }
+}
+
+TEST(Accumulation, GradientsThatShareMemoryAddUpApart) {
+  expect_gradients_apart("nns");
+  expect_gradients_apart("sss");
 }
 
 TEST(Accumulation, DifferentParametersInDifferentMicroBatches) {

@@ -129,6 +129,20 @@ TEST(Unshard, WritesInARegionReachTheShards) {
   });
 }
 
+TEST(Unshard, ParametersThatARegionReplacesAreSeen) {
+  with_nets([](Net& net, NetworkImpl& plain) {
+    net.unshard();
+    net.call([](NetworkImpl& module) {
+      module.head->weight.set_data(wave({2, 5}));
+    });
+    plain.head->weight.set_data(wave({2, 5}));
+    const auto x = wave({4, 3});
+    EXPECT_TRUE(all_close(net(x), plain.forward(x), 1e-6, 1e-8));
+    net.reshard();
+    expect_parameters(net, plain);
+  });
+}
+
 TEST(Unshard, WorksInsideARegion) {
   on_ranks(2, [](const World& world) {
     Net net(seeded(make_network), world, Options().units(each<Block>()));

@@ -127,7 +127,8 @@ struct Training {
   }
 
   at::Tensor forward() const {
-    return (*net)(torch::ones({8, 16})).square().mean();
+    // With a gradient of its own, so that backward reads all weights.
+    return (*net)(torch::ones({8, 16}).requires_grad_()).square().mean();
   }
 
   void step() {

@@ -43,6 +43,16 @@ inline const std::vector<Strategy> kAllStrategies = {
     Strategy::kShardOptimizer,
     Strategy::kNoShard};
 
+/// Whether weights stay whole between regions.
+inline bool keeps_whole_weights(const ShardedModule& net) {
+  for (const auto& unit : net.describe().units) {
+    if (unit.strategy == Strategy::kShardOptimizer) {
+      return true;
+    }
+  }
+  return false;
+}
+
 struct Training {
   std::vector<double> losses;                                 // mean over ranks
   std::vector<std::pair<std::string, at::Tensor>> parameters; // whole

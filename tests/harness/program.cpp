@@ -192,8 +192,8 @@ void expect_same_program(
       SCOPED_TRACE("hybrid, world size " + std::to_string(world_size));
       std::map<int, Training> actual;
       ASSERT_NO_THROW(
-          actual = run_sharded(
-              make, settings, world_size, Strategy::kHybridShard));
+          actual =
+              run_sharded(make, settings, world_size, Strategy::kHybridShard));
       for (const auto& [rank, records] : actual) {
         SCOPED_TRACE("rank " + std::to_string(rank));
         expect_same(expected, records, settings);

@@ -91,6 +91,7 @@ void expect_hooks_of_engine(Weights weights) {
   ParitySettings settings;
   settings.world_sizes = {2};
   settings.strategies = {Strategy::kFullShard};
+  settings.hybrid = false;
   packed = 0;
   const auto make = chain_with(
       [](Chain& chain, const Tensor& rows) { return chain.loss(rows); });

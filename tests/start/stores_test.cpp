@@ -174,7 +174,9 @@ TEST(LateRank, IsWaitedFor) {
 
 TEST(StrategyVariable, WinsOverTheProgram) {
   for (const auto& [name, number] :
-       {std::pair("shard_grad_op", "1"), std::pair("no_shard", "2")}) {
+       {std::pair("shard_grad_op", "1"),
+        std::pair("shard_optimizer", "2"),
+        std::pair("no_shard", "3")}) {
     const auto ended =
         run({{rank_program(), "train"}, Variables{{"LIBFSDP_STRATEGY", name}}});
     expect_trained({ended}, 1, {});
