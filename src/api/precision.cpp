@@ -1,16 +1,45 @@
 #include "api/precision.h"
 
+#include "api/name_pattern.h"
 #include "runtime/internal_guard.h"
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 namespace fsdp::detail {
+
+namespace {
+
+/// Of a rule that names several modules.
+void check_patterns(
+    const torch::nn::Module& root,
+    const UnitPolicy::Rule& rule) {
+  const auto modules = root.named_modules();
+  for (const auto& pattern : rule.patterns) {
+    TORCH_CHECK_VALUE(
+        std::any_of(
+            modules.begin(),
+            modules.end(),
+            [&](const auto& each) {
+              return name_matches(pattern, each.key());
+            }),
+        "fsdp: Options::full_precision: ",
+        rule.description,
+        ": \"",
+        pattern,
+        "\" matches no module.");
+  }
+}
+
+} // namespace
 
 std::unordered_set<const torch::nn::Module*> modules_of(
     const torch::nn::Module& root,
     const UnitPolicy& policy) {
   std::unordered_set<const torch::nn::Module*> found;
   for (const auto& rule : policy.rules()) {
+    check_patterns(root, rule);
     bool matched = false;
     for (const auto& named : root.named_modules()) {
       const auto& module = *named.value();

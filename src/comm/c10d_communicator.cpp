@@ -222,8 +222,8 @@ std::shared_ptr<Communicator> make_c10d_communicator(C10dWorldOptions options) {
   const auto channel = std::make_shared<C10dChannel>(
       world, "root", std::move(members), std::move(group));
   auto communicator = std::make_shared<C10dCommunicator>(channel);
+  world->await_watch(); // which knows who dies in what follows
   communicator->barrier("start of the world");
-  world->await_watch();
   return communicator;
 }
 

@@ -50,12 +50,13 @@ c10::intrusive_ptr<c10d::Store> make_store(
   options.timeout = user.timeout;
   // The server's thread may answer a client that has gone.
   const SigpipeBlock block;
+  const ConnectionDeadline deadline(address.port, user.timeout);
   auto store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
   // An answer takes microseconds; what waits for a key does so before it reads.
   constexpr milliseconds kLongestAnswer(5000);
   limit_connections_to(
       address.port,
-      std::clamp(user.timeout, milliseconds(100), kLongestAnswer));
+      std::clamp(user.timeout / 2, milliseconds(100), kLongestAnswer));
   return store;
 }
 

@@ -36,9 +36,8 @@ void limit_connection(int fd, std::chrono::milliseconds limit) {
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time));
 }
 
-} // namespace
-
-void limit_connections_to(int port, std::chrono::milliseconds limit) {
+template <class F>
+void each_connection_to(int port, F&& visit) {
   std::error_code error;
   for (const auto& entry :
        std::filesystem::directory_iterator("/proc/self/fd", error)) {
@@ -47,9 +46,39 @@ void limit_connections_to(int port, std::chrono::milliseconds limit) {
     const auto [end, failure] =
         std::from_chars(name.data(), name.data() + name.size(), fd);
     if (failure == std::errc() && peer_port(fd) == port) {
-      limit_connection(fd, limit);
+      visit(fd);
     }
   }
+}
+
+} // namespace
+
+void limit_connections_to(int port, std::chrono::milliseconds limit) {
+  each_connection_to(port, [&](int fd) { limit_connection(fd, limit); });
+}
+
+ConnectionDeadline::ConnectionDeadline(
+    int port,
+    std::chrono::milliseconds limit)
+    : thread_([this, port, limit] {
+        // The other side tries again, perhaps.
+        constexpr std::chrono::milliseconds kAgain(50);
+        auto wait = limit;
+        std::unique_lock lock(mutex_);
+        while (!over_.wait_for(lock, wait, [this] { return is_over_; })) {
+          each_connection_to(port, [](int fd) { shutdown(fd, SHUT_RDWR); });
+          wait = kAgain;
+        }
+      }) {
+}
+
+ConnectionDeadline::~ConnectionDeadline() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
+  over_.notify_one();
+  thread_.join();
 }
 
 } // namespace fsdp::detail

@@ -132,6 +132,7 @@ class Net : public std::enable_shared_from_this<Net> {
   void retire_weights();
   void take_up_writes();   // of regions
   void take_up_replaced(); // parameters
+  void fail_pass(const std::string& reason);
   void abandon(const std::string& reason);
   void tell_failure(const std::string& reason);
   void switch_back(Writes writes);

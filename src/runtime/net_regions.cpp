@@ -91,8 +91,8 @@ void Net::open(RegionKind kind) {
     }
   }
   // The optimizer's step may follow a pass that only evaluates.
-  stale_ = stale_ &&
-      !(kind == RegionKind::kForward && at::GradMode::is_enabled());
+  stale_ =
+      stale_ && !(kind == RegionKind::kForward && at::GradMode::is_enabled());
   settled_ = false;
   // What may throw comes first: parameters are SHARDED until all is well.
   reducer_->begin_pass();
@@ -211,7 +211,7 @@ void Net::leave(RegionKind kind) {
       if (outermost) {
         abandon(text_of(error));
       } else {
-        broken_ = text_of(error);
+        fail_pass(text_of(error));
       }
       throw;
     }
@@ -295,17 +295,8 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
     put_gradients_back();
   }
   if (--depth_ > 0) {
-    if (pass_ends) { // the program may catch the exception inside the region
-      accumulated_ = false;
-      tell_failure(reason); // first: then nobody waits for what is dropped
-      reducer_->drop();
-      // Ranks fail at different places, and so differ in what is whole.
-      for (const auto unit : schedule_->fail_pass().release) {
-        units_[unit]->release();
-      }
-      each_group([](FlatGroup& group) { group.drop_part(); });
-      begin_pass(PassKind::kForward);
-      pass_failed_ = true;
+    if (pass_ends) {
+      fail_pass(reason);
     }
     return;
   }
@@ -316,6 +307,22 @@ void Net::fail(RegionKind kind, const std::string& reason) noexcept {
   put_assigned_back();
   hooks_due_.clear();
   abandon(reason);
+}
+
+// Of a backward pass inside of a region. The program may catch the exception
+// there and go on: all ranks can, whatever failed on them.
+void Net::fail_pass(const std::string& reason) {
+  accumulated_ = false;
+  tell_failure(reason); // first: then nobody waits for what is dropped
+  reducer_->drop();
+  // Ranks fail at different places, and so differ in what is whole.
+  for (const auto unit : schedule_->fail_pass().release) {
+    units_[unit]->release();
+  }
+  each_group([](FlatGroup& group) { group.drop_part(); });
+  begin_pass(PassKind::kForward);
+  broken_.reset();
+  pass_failed_ = true;
 }
 
 void Net::abandon(const std::string& reason) {

@@ -36,7 +36,8 @@ struct ChainImpl : nn::Module {
   Tensor forward(Tensor x) {
     for (const auto i : order) {
       const auto name = std::to_string(i);
-      x = torch::tanh(layers[static_cast<size_t>(i)]->as<nn::Linear>()->forward(x));
+      x = torch::tanh(
+          layers[static_cast<size_t>(i)]->as<nn::Linear>()->forward(x));
       if (fails_behind == i) {
         throw std::runtime_error("bad luck");
       }
@@ -97,7 +98,9 @@ struct Traced {
   Net net;
 };
 
-size_t place(const CountingCommunicator::Notes& notes, const std::string& what) {
+size_t place(
+    const CountingCommunicator::Notes& notes,
+    const std::string& what) {
   const auto found = std::find(notes.begin(), notes.end(), what);
   EXPECT_NE(found, notes.end()) << what;
   return static_cast<size_t>(found - notes.begin());
@@ -165,8 +168,7 @@ TEST(NetPrefetch, StaysWithinTheSlots) {
         traced.evaluate();
         EXPECT_EQ(traced.net.memory().peak_gathered_bytes, slots * kBytes);
         EXPECT_EQ(traced.net.memory().gathered_bytes, 0);
-        gathers.push_back(
-            traced.counter->count("all_gather"));
+        gathers.push_back(traced.counter->count("all_gather"));
         traced.take_notes();
       }
       EXPECT_EQ(gathers, std::vector<int64_t>(4, gathers[0])); // none in vain

@@ -73,8 +73,8 @@ Tensor reduce_by_hand(
   std::vector<Tensor> of_groups;
   for (size_t begin = 0; begin < of_ranks.size(); begin += shard_size) {
     const auto first = of_ranks.begin() + static_cast<int64_t>(begin);
-    of_groups.push_back(mean_of(
-        {first, first + static_cast<int64_t>(shard_size)}, type));
+    of_groups.push_back(
+        mean_of({first, first + static_cast<int64_t>(shard_size)}, type));
   }
   return of_groups.size() == 1 ? of_groups[0] : mean_of(of_groups, type);
 }
@@ -94,16 +94,15 @@ constexpr int kSteps = 3;
 NamedValues train_by_hand(const Case& each) {
   const auto module = seeded(make_mlp);
   const auto named = distinct_parameters(*module);
-  MasterWeights weights(named, [&](const std::string&) {
-    return each.policy.param_dtype;
-  });
+  MasterWeights weights(
+      named, [&](const std::string&) { return each.policy.param_dtype; });
   torch::optim::SGD optimizer(
       weights.masters(), torch::optim::SGDOptions(0.5).momentum(0.9));
   const auto type = reduce_type(each.policy);
   const auto compute = each.policy.param_dtype.value_or(at::kFloat);
   for (int step = 0; step < kSteps; ++step) {
     weights.hand_out();
-    std::vector<Tensor> total(named.size()); // at rest
+    std::vector<Tensor> total(named.size());                // at rest
     std::vector<std::vector<Tensor>> waiting(named.size()); // by rank
     for (size_t micro = 0; micro < each.sequence.size(); ++micro) {
       for (int rank = 0; rank < each.world_size; ++rank) {
@@ -164,8 +163,8 @@ void expect_like_by_hand(const Case& each) {
         if (each.sequence[micro] == 'n') {
           no_sync.emplace(net.no_sync());
         }
-        const auto x = batch(
-            step, static_cast<int>(micro), world.rank(), each.world_size);
+        const auto x =
+            batch(step, static_cast<int>(micro), world.rank(), each.world_size);
         loss_of(net(x)).backward();
       }
       for (const auto& parameter : net.parameters()) {
@@ -194,11 +193,7 @@ void expect_all_like_by_hand(const MixedPrecision& policy) {
         for (const auto strategy :
              {Strategy::kHybridShard, Strategy::kHybridShardGradOp}) {
           expect_like_by_hand(
-              {strategy,
-               size,
-               static_cast<int>(shard_size),
-               policy,
-               sequence});
+              {strategy, size, static_cast<int>(shard_size), policy, sequence});
         }
       }
       if (::testing::Test::HasFailure()) {
@@ -356,303 +351,6 @@ TEST(Precision, TheClippedNormIsSummedInFloat32OrBetter) {
       EXPECT_NEAR(net.clip_grad_norm_(1000.0), std::sqrt(130.0), 1e-5);
     });
   }
-}
-
-// Modules in full precision.
-
-struct NormsImpl : nn::Module {
-  nn::Linear first = register_module("first", nn::Linear(7, 16));
-  nn::LayerNorm norm =
-      register_module("norm", nn::LayerNorm(nn::LayerNormOptions({16})));
-  nn::Linear last = register_module("last", nn::Linear(16, 3));
-  std::vector<at::ScalarType> types; // of what the modules gave, last time
-
-  Tensor forward(const Tensor& x) {
-    const auto a = first(x);
-    const auto b = norm(a);
-    const auto c = last(b);
-    types = {a.scalar_type(), b.scalar_type(), c.scalar_type()};
-    return c;
-  }
-};
-
-/// Weights with more bits than bfloat16 has.
-auto make_norms() {
-  auto module = std::make_shared<NormsImpl>();
-  const torch::NoGradGuard no_grad;
-  module->norm->weight.copy_(1 + wave({16}) / 300);
-  module->norm->bias.copy_(wave({16}, 0.9) / 300);
-  return module;
-}
-
-TEST(Precision, NormsInFullPrecisionComputeInTheirOwnType) {
-  static constexpr auto kHalfType = at::kBFloat16;
-  const auto plain = seeded(make_norms);
-  const auto x = wave({4, 7});
-  Tensor expected;
-  {
-    const torch::NoGradGuard no_grad;
-    const auto in_half = [&](nn::Linear& linear, const Tensor& y) {
-      return torch::linear(
-          y.to(kHalfType),
-          linear->weight.to(kHalfType),
-          linear->bias.to(kHalfType));
-    };
-    expected = in_half(
-        plain->last, plain->norm(in_half(plain->first, x).to(at::kFloat)));
-  }
-  for (const bool own_unit : {false, true}) {
-    for (const auto strategy : kAllStrategies) {
-      on_ranks(3, [&](const World& world) {
-        auto options = Options()
-                           .strategy(strategy)
-                           .mixed_precision(kHalfReducedInFloat)
-                           .full_precision(each<nn::LayerNorm>());
-        if (own_unit) {
-          options.units(each<nn::LayerNorm>());
-        }
-        FullyShardedDataParallel net(seeded(make_norms), world, options);
-        const auto y = net(x);
-        EXPECT_EQ(
-            net->types,
-            (std::vector<at::ScalarType>{kHalfType, at::kFloat, kHalfType}));
-        EXPECT_TRUE(at::equal(y, expected));
-        loss_of(y).backward();
-        EXPECT_NO_THROW(whole_gradients(net)); // all of them, in float32
-        net.call([](NormsImpl& module) {
-          EXPECT_EQ(module.norm->weight.scalar_type(), at::kFloat);
-          EXPECT_EQ(module.first->weight.scalar_type(), kHalfType);
-        });
-      });
-    }
-  }
-}
-
-TEST(Precision, APolicyOfAUnitReplacesThatOfTheNet) {
-  on_ranks(2, [](const World& world) {
-    FullyShardedDataParallel net(
-        seeded(make_norms),
-        world,
-        Options()
-            .mixed_precision(kHalf)
-            .units(
-                named("norm", UnitOptions().mixed_precision({})) |
-                named(
-                    "last",
-                    UnitOptions().mixed_precision(
-                        {.param_dtype = at::kDouble}))));
-    net(wave({4, 7}));
-    EXPECT_EQ(
-        net->types,
-        (std::vector<at::ScalarType>{at::kBFloat16, at::kFloat, at::kDouble}));
-  });
-}
-
-TEST(Precision, AFullPrecisionRuleThatMatchesNothingIsRefused) {
-  const auto error = error_of([] {
-    FullyShardedDataParallel(
-        make_norms(),
-        World(),
-        Options().full_precision(each<nn::BatchNorm1d>()));
-  });
-  EXPECT_TRUE(contains(error, "full_precision")) << error;
-  EXPECT_TRUE(contains(error, "matches no module")) << error;
-}
-
-// Buffers.
-
-struct BuffersImpl : nn::Module {
-  nn::Linear linear = register_module("linear", nn::Linear(7, 16));
-  nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(16));
-  Tensor table = register_buffer("table", wave({16}));
-  Tensor steps = register_buffer("steps", torch::zeros({1}, torch::kLong));
-  Tensor forward(const Tensor& x) { return norm(linear(x)) + table; }
-};
-
-auto make_buffers() {
-  return std::make_shared<BuffersImpl>();
-}
-
-TEST(Precision, BuffersKeepTheirTypeUnlessOneIsAskedFor) {
-  on_ranks(2, [](const World& world) {
-    FullyShardedDataParallel net(
-        seeded(make_buffers),
-        world,
-        Options().mixed_precision(kHalfReducedInFloat).full_precision(
-            each<nn::BatchNorm1d>()));
-    const auto plain = seeded(make_buffers);
-    for (int step = 0; step < 3; ++step) {
-      const auto x = wave({4, 7}, 0.7 + step);
-      loss_of(net(x)).backward();
-      const torch::NoGradGuard no_grad;
-      const auto& linear = plain->linear;
-      plain->norm(torch::linear(
-                      x.to(at::kBFloat16),
-                      linear->weight.to(at::kBFloat16),
-                      linear->bias.to(at::kBFloat16))
-                      .to(at::kFloat));
-    }
-    EXPECT_EQ(net->table.scalar_type(), at::kFloat);
-    EXPECT_EQ(net->norm->running_mean.scalar_type(), at::kFloat);
-    EXPECT_EQ(net->norm->running_var.scalar_type(), at::kFloat);
-    EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), 3);
-    EXPECT_TRUE(at::equal(net->norm->running_mean, plain->norm->running_mean));
-    EXPECT_TRUE(at::equal(net->norm->running_var, plain->norm->running_var));
-  });
-}
-
-TEST(Precision, BuffersAreCastOnceAndThoseInFullPrecisionAreNot) {
-  on_ranks(2, [](const World& world) {
-    const auto module = seeded(make_buffers);
-    const auto table = module->table; // the tensor keeps its identity
-    const auto values = table.clone();
-    FullyShardedDataParallel net(
-        module,
-        world,
-        Options()
-            .mixed_precision(
-                {.param_dtype = at::kBFloat16, .buffer_dtype = at::kBFloat16})
-            .full_precision(each<nn::BatchNorm1d>()));
-    EXPECT_TRUE(net->table.is_same(table));
-    EXPECT_TRUE(at::equal(table, values.to(at::kBFloat16)));
-    EXPECT_EQ(net->steps.scalar_type(), at::kLong);
-    EXPECT_EQ(net->norm->running_mean.scalar_type(), at::kFloat);
-    EXPECT_EQ(net->norm->num_batches_tracked.scalar_type(), at::kLong);
-    // Cast once: what the program puts there later stays.
-    net->table.set_data(values);
-    net(wave({4, 7}));
-    EXPECT_EQ(net->table.scalar_type(), at::kFloat);
-  });
-}
-
-TEST(Precision, BuffersOfAUnitFollowItsPolicy) {
-  on_ranks(2, [](const World& world) {
-    FullyShardedDataParallel net(
-        seeded(make_buffers),
-        world,
-        Options().units(named(
-            "norm",
-            UnitOptions().mixed_precision({.buffer_dtype = at::kDouble}))));
-    EXPECT_EQ(net->table.scalar_type(), at::kFloat);
-    EXPECT_EQ(net->norm->running_mean.scalar_type(), at::kDouble);
-  });
-}
-
-TEST(Precision, BuffersComeFromRankZeroAndAreCastThen) {
-  on_ranks(3, [](const World& world) {
-    const auto module = seeded(make_buffers);
-    if (world.rank() != 0) {
-      const torch::NoGradGuard no_grad;
-      for (const auto& buffer : module->buffers()) {
-        buffer.is_floating_point() ? buffer.fill_(NAN) : buffer.fill_(-7);
-      }
-    }
-    FullyShardedDataParallel net(
-        module,
-        world,
-        Options().sync_module_states(true).mixed_precision(
-            {.buffer_dtype = at::kBFloat16}));
-    EXPECT_TRUE(at::equal(net->table, wave({16}).to(at::kBFloat16)));
-    EXPECT_TRUE(at::equal(
-        net->norm->running_var, torch::ones({16}, torch::kBFloat16)));
-    EXPECT_EQ(net->steps.item<int64_t>(), 0);
-  });
-}
-
-// Results.
-
-struct Output {
-  Tensor logits;
-  std::vector<Tensor> hidden;
-  int count = 0;
-};
-template <class F>
-void for_each_tensor(Output& output, F&& visit) {
-  visit(output.logits);
-  for (auto& each : output.hidden) {
-    visit(each);
-  }
-}
-
-struct ResultsImpl : nn::Module {
-  nn::Linear linear = register_module("linear", nn::Linear(7, 3));
-  Tensor kept;
-  Tensor forward(const Tensor& x) { return linear(x); }
-};
-
-TEST(Precision, ResultsAreCastToTheOutputType) {
-  on_ranks(2, [](const World& world) {
-    FullyShardedDataParallel net(
-        seeded([] { return std::make_shared<ResultsImpl>(); }),
-        world,
-        Options().mixed_precision(
-            {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}));
-    const auto x = wave({4, 7});
-    const auto run = [&](auto&& body) {
-      return net.call([&](ResultsImpl& module) { return body(module.forward(x)); });
-    };
-    EXPECT_EQ(net(x).scalar_type(), at::kFloat);
-    const auto [y, n, z] = run([](const Tensor& t) {
-      return std::make_tuple(t, 7, std::make_pair(t.argmax(1), t));
-    });
-    EXPECT_EQ(y.scalar_type(), at::kFloat);
-    EXPECT_EQ(n, 7);
-    EXPECT_EQ(z.first.scalar_type(), at::kLong); // no floating point type
-    EXPECT_EQ(z.second.scalar_type(), at::kFloat);
-    const auto all = run([](const Tensor& t) {
-      return std::vector<std::optional<Tensor>>{t, std::nullopt, Tensor()};
-    });
-    EXPECT_EQ(all[0]->scalar_type(), at::kFloat);
-    EXPECT_FALSE(all[1].has_value());
-    EXPECT_FALSE(all[2]->defined());
-    const auto by_name = run([](const Tensor& t) {
-      return std::map<std::string, std::array<Tensor, 2>>{{"a", {t, t}}};
-    });
-    EXPECT_EQ(by_name.at("a")[1].scalar_type(), at::kFloat);
-    const auto output =
-        run([](const Tensor& t) { return Output{t, {t, t}, 3}; });
-    EXPECT_EQ(output.logits.scalar_type(), at::kFloat);
-    EXPECT_EQ(output.hidden[1].scalar_type(), at::kFloat);
-    EXPECT_EQ(output.count, 3);
-    const auto nested = run([](const Tensor& t) {
-      return std::vector<Output>{Output{t, {}, 0}};
-    });
-    EXPECT_EQ(nested[0].logits.scalar_type(), at::kFloat);
-  });
-}
-
-TEST(Precision, ResultsByReferenceAreLeftAlone) {
-  on_ranks(2, [](const World& world) {
-    FullyShardedDataParallel net(
-        seeded([] { return std::make_shared<ResultsImpl>(); }),
-        world,
-        Options().mixed_precision(
-            {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}));
-    auto& kept = net.call([](ResultsImpl& module) -> Tensor& {
-      module.kept = module.forward(wave({4, 7}));
-      return module.kept;
-    });
-    EXPECT_EQ(&kept, &net->kept);
-    EXPECT_EQ(kept.scalar_type(), at::kBFloat16);
-  });
-}
-
-TEST(Precision, ACastResultHasAGradient) {
-  on_ranks(2, [](const World& world) {
-    auto options = kUnits;
-    FullyShardedDataParallel cast(
-        seeded(make_mlp),
-        world,
-        options.mixed_precision(
-            {.param_dtype = at::kBFloat16,
-             .reduce_dtype = at::kFloat,
-             .output_dtype = at::kFloat}));
-    FullyShardedDataParallel by_hand(
-        seeded(make_mlp), world, options.mixed_precision(kHalfReducedInFloat));
-    cast(wave({4, 7})).pow(2).mean().backward();
-    by_hand(wave({4, 7})).to(at::kFloat).pow(2).mean().backward();
-    expect_same_bits(whole_gradients(by_hand), whole_gradients(cast));
-  });
 }
 
 } // namespace precision

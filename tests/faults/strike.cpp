@@ -104,8 +104,15 @@ int64_t expect_told(const Strike& strike, const Ended& survivor) {
   return std::stoll(failed);
 }
 
-/// A process of the job may keep its connection to the store; see init.h.
+/// A process of the job may keep its connection to the store; see init.h. Gloo
+/// goes on trying to connect to a rank that dies while it does so; what that
+/// holds goes with the process, or after some minutes.
 void expect_nothing_kept(const Strike& strike, int rank, const Ended& ended) {
+  const bool was_connecting = strike.backend == "gloo" &&
+      has(line_after(ended.out, "failed "), " start: ");
+  if (was_connecting) {
+    return;
+  }
   if (strike.backend == "shm") {
     EXPECT_EQ(line_after(ended.out, "left "), "0 descriptors, 0 views")
         << ended.out;

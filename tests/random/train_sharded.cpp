@@ -50,7 +50,8 @@ at::Tensor join(
   }
   const auto all = at::cat(flat);
   const auto numel = c10::multiply_integers(sizes);
-  if (numel == 0 ? all.numel() > 0 : all.numel() % numel != 0 || all.numel() == 0) {
+  if (numel == 0 ? all.numel() > 0
+                 : all.numel() % numel != 0 || all.numel() == 0) {
     fail(name + " has " + std::to_string(all.numel()) + " elements in all");
   }
   const auto whole = all.narrow(0, 0, numel);
