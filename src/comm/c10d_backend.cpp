@@ -26,13 +26,17 @@ std::chrono::milliseconds longer_than(std::chrono::milliseconds timeout) {
 std::string c10d_text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
   } catch (const std::exception& e) {
-    return e.what();
+    return c10d_text_of(e);
   } catch (...) {
     return "an exception of an unknown type";
   }
+}
+
+std::string c10d_text_of(const std::exception& error) {
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace()
+                                : error.what();
 }
 
 } // namespace fsdp::detail

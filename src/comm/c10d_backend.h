@@ -48,5 +48,6 @@ std::chrono::milliseconds longer_than(std::chrono::milliseconds timeout);
 
 /// The text of an exception of libtorch or Gloo, without its stack trace.
 std::string c10d_text_of(const std::exception_ptr& error);
+std::string c10d_text_of(const std::exception& error);
 
 } // namespace fsdp::detail

@@ -1,5 +1,6 @@
 #include "comm/c10d_rendezvous.h"
 
+#include "comm/c10d_backend.h"
 #include "comm/call.h"
 #include "comm/sigpipe_block.h"
 #include "comm/socket_limits.h"
@@ -27,12 +28,8 @@ std::string seconds_text(milliseconds time) {
   return (text.back() == '.' ? text.substr(0, text.size() - 1) : text) + " s";
 }
 
-/// The first line of what libtorch says, without its stack trace.
 std::string first_line(const std::exception& error) {
-  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string text = torch_error != nullptr
-      ? torch_error->what_without_backtrace()
-      : error.what();
+  const auto text = c10d_text_of(error);
   return text.substr(0, text.find('\n'));
 }
 

@@ -93,6 +93,12 @@ FlatGroup::~FlatGroup() {
   tag_->group = nullptr;
 }
 
+std::vector<int64_t> FlatGroup::sizes_at_rest(int64_t index) const {
+  return replicated()
+      ? parameters_[index].sizes
+      : std::vector<int64_t>{layout_.owned_in_slice(index, position()).numel()};
+}
+
 void FlatGroup::allocate_shard() {
   const auto nbytes =
       static_cast<size_t>(layout_.slice_numel()) * c10::elementSize(dtype_);
@@ -121,10 +127,8 @@ void FlatGroup::copy_in_and_switch() {
   for (const auto i : c10::irange(layout_.size())) {
     auto& parameter = parameters_[i];
     const auto owned = layout_.owned_in_slice(i, position());
-    const std::vector<int64_t> at_rest =
-        replicated() ? parameter.sizes : std::vector<int64_t>{owned.numel()};
-    parameter.sharded =
-        tensor_on(shard_storage_, dtype_, at_rest, owned.begin, Touched::kYes);
+    parameter.sharded = tensor_on(
+        shard_storage_, dtype_, sizes_at_rest(i), owned.begin, Touched::kYes);
     parameter.whole = tensor_on(
         whole_storage_,
         compute_dtype_,

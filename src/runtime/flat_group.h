@@ -116,6 +116,8 @@ class FlatGroup {
   bool replicated() const { return settings_.strategy == Strategy::kNoShard; }
   /// Whether this rank's shard is the one that counts, of all its replicas.
   bool is_first_replica() const { return settings_.rank < mesh_.shards; }
+  /// The shape of parameter `index` outside of regions.
+  std::vector<int64_t> sizes_at_rest(int64_t index) const;
   /// Position of this rank in the layout.
   int position() const { return replicated() ? 0 : mesh_.position; }
 

@@ -297,9 +297,7 @@ void GroupGradients::check_assignable() const {
 }
 
 at::Tensor GroupGradients::gradient_of(int64_t index) const {
-  const auto& parameter = group_.parameters()[index];
   const auto& local = local_results_[index];
-  const auto part = part_of(index);
   const auto storage = is_local()
       ? storage_around(StorageKind::kGradient, group_.tag(), local)
       : c10::intrusive_ptr<UnitStorage>::reclaim_copy(unit_storage(result_));
@@ -308,9 +306,8 @@ at::Tensor GroupGradients::gradient_of(int64_t index) const {
   return tensor_on(
       storage,
       group_.dtype(),
-      group_.replicated() ? parameter.sizes
-                          : std::vector<int64_t>{part.numel()},
-      is_local() ? 0 : part.begin,
+      group_.sizes_at_rest(index),
+      is_local() ? 0 : part_of(index).begin,
       ordinary ? Touched::kNo : Touched::kYes);
 }
 

@@ -178,7 +178,7 @@ std::string Net::rank_text() const {
 // Touches.
 
 bool Net::keeps_whole(const Unit& unit) const {
-  return unit.held || unit.strategy == Strategy::kShardOptimizer ||
+  return unit.stays_whole() ||
       (keeps_for_backward(unit.strategy) && backward_depth_ == 0 &&
        records_graph_);
 }

@@ -77,7 +77,7 @@ void Net::open(RegionKind kind) {
   if (kind == RegionKind::kForward) {
     install_backward_engine();
     for (const auto& unit : units_) {
-      if (!unit->held && unit->strategy != Strategy::kShardOptimizer) {
+      if (!unit->stays_whole()) {
         unit->release(); // what was kept for a backward that never came
       }
     }
@@ -251,8 +251,7 @@ void Net::release_units() {
   const bool backward_may_follow = records_graph_ && !ran_backward_;
   schedule_->end_pass(); // what it releases is among the following
   for (const auto& unit : units_) {
-    const bool kept = unit->held ||
-        unit->strategy == Strategy::kShardOptimizer ||
+    const bool kept = unit->stays_whole() ||
         (keeps_for_backward(unit->strategy) && backward_may_follow);
     if (kept) {
       unit->flush_writes();

@@ -40,21 +40,6 @@ std::string parameter_text(const at::Tensor& parameter) {
                                 ")");
 }
 
-at::Tensor tensor_on_storage_of(
-    const at::Tensor& base,
-    at::ScalarType dtype,
-    at::IntArrayRef sizes,
-    int64_t offset_numel) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(base.storage()),
-      c10::DispatchKeySet(
-          c10::computeDispatchKey(dtype, c10::kStrided, base.device())),
-      c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  tensor.unsafeGetTensorImpl()->set_storage_offset(offset_numel);
-  return tensor;
-}
-
 at::Tensor memory_from(const at::Tensor& tensor, int64_t numel) {
   const int64_t width = tensor.is_complex() ? 2 : 1;
   return tensor_on_storage_of(

@@ -27,16 +27,9 @@ bool share_gradient_buffer(const at::Tensor& a, const at::Tensor& b);
 /// an ordinary one, for messages.
 std::string parameter_text(const at::Tensor& parameter);
 
-/// A contiguous tensor on the storage of `base`, without the touch key, that is
-/// no view for autograd.
-at::Tensor tensor_on_storage_of(
-    const at::Tensor& base,
-    at::ScalarType dtype,
-    at::IntArrayRef sizes,
-    int64_t offset_numel);
-
 /// `numel` elements from the first of `tensor` on, in the order of memory, as
-/// such a tensor of one dimension. Complex numbers show as pairs of real ones.
+/// a tensor of one dimension (see tensor_on_storage_of). Complex numbers show
+/// as pairs of real ones.
 at::Tensor memory_from(const at::Tensor& tensor, int64_t numel);
 
 /// Tells graphs that have read `parameter` that it was written to.

@@ -32,6 +32,11 @@ struct Unit {
   /// unshard() was called: stays whole between regions until reshard().
   bool held = false;
 
+  /// Whether its weights stay whole between regions.
+  bool stays_whole() const {
+    return held || strategy == Strategy::kShardOptimizer;
+  }
+
   /// Whether all groups are ordinary tensors, which nobody gathers.
   bool is_plain() const {
     return all([](const FlatGroup& group) { return group.is_plain(); });

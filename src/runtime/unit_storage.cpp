@@ -4,7 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/version.h>
 
-#include <array>
+#include <utility>
 
 namespace fsdp::detail {
 
@@ -54,6 +54,24 @@ c10::DataPtr kept_memory(const at::Tensor& tensor) {
       new at::Tensor(tensor),
       [](void* owner) { delete static_cast<at::Tensor*>(owner); },
       tensor.device()};
+}
+
+at::Tensor contiguous_on(
+    c10::Storage storage,
+    at::ScalarType dtype,
+    at::IntArrayRef sizes,
+    int64_t offset_numel,
+    Touched touched) {
+  auto keys = c10::DispatchKeySet(
+      c10::computeDispatchKey(dtype, c10::kStrided, storage.device()));
+  if (touched == Touched::kYes) {
+    keys = keys.add(kTouchKey);
+  }
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  tensor.unsafeGetTensorImpl()->set_storage_offset(offset_numel);
+  return tensor;
 }
 
 } // namespace
@@ -136,16 +154,18 @@ void give_memory(UnitStorage& storage, void* data) {
   storage.set_data_ptr_noswap(c10::DataPtr(data, device));
 }
 
+at::Tensor tensor_on_storage_of(
+    const at::Tensor& base,
+    at::ScalarType dtype,
+    at::IntArrayRef sizes,
+    int64_t offset_numel) {
+  return contiguous_on(
+      base.storage(), dtype, sizes, offset_numel, Touched::kNo);
+}
+
 at::Tensor flattened(const at::Tensor& tensor) {
-  auto flat = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(tensor.storage()),
-      c10::DispatchKeySet(c10::computeDispatchKey(
-          tensor.scalar_type(), c10::kStrided, tensor.device())),
-      tensor.dtype());
-  const std::array<int64_t, 1> sizes = {tensor.numel()};
-  flat.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  flat.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
-  return flat;
+  return tensor_on_storage_of(
+      tensor, tensor.scalar_type(), {tensor.numel()}, tensor.storage_offset());
 }
 
 at::Tensor tensor_on(
@@ -154,16 +174,8 @@ at::Tensor tensor_on(
     at::IntArrayRef sizes,
     int64_t offset_numel,
     Touched touched) {
-  auto keys = c10::DispatchKeySet(
-      c10::computeDispatchKey(dtype, c10::kStrided, storage->device()));
-  if (touched == Touched::kYes) {
-    keys = keys.add(kTouchKey);
-  }
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  tensor.unsafeGetTensorImpl()->set_storage_offset(offset_numel);
-  return tensor;
+  return contiguous_on(
+      c10::Storage(storage), dtype, sizes, offset_numel, touched);
 }
 
 } // namespace fsdp::detail

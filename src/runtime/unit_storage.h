@@ -88,8 +88,15 @@ void point_to(UnitStorage& storage, const at::Tensor& tensor);
 
 enum class Touched : uint8_t { kNo, kYes };
 
-/// The elements of a contiguous tensor as a 1-D tensor on its storage, which is
+/// A contiguous tensor on the storage of `base`, without the touch key, that is
 /// no view for autograd.
+at::Tensor tensor_on_storage_of(
+    const at::Tensor& base,
+    at::ScalarType dtype,
+    at::IntArrayRef sizes,
+    int64_t offset_numel);
+
+/// The elements of a contiguous tensor as such a tensor of one dimension.
 at::Tensor flattened(const at::Tensor& tensor);
 
 /// A contiguous tensor on `storage`, with the touch key or without.

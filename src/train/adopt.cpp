@@ -82,9 +82,7 @@ at::Tensor adopted(
   const auto& parameter = group.parameters()[index];
   const auto& tensor = *state.tensor;
   const auto whole = at::IntArrayRef(parameter.sizes);
-  const auto owned = group.layout().owned_of_parameter(index, group.position());
-  const auto shard = std::vector<int64_t>{owned.numel()};
-  const auto at_rest = group.replicated() ? whole : at::IntArrayRef(shard);
+  const auto at_rest = group.sizes_at_rest(index);
   if (!tensor.defined() || tensor.sizes() == at_rest) {
     return {};
   }
@@ -100,7 +98,7 @@ at::Tensor adopted(
       " shape ",
       whole,
       " or ",
-      at_rest,
+      at::IntArrayRef(at_rest),
       ", but got ",
       tensor.sizes(),
       ". Was the optimizer made for this model, and loaded from a file of this"

@@ -15,11 +15,11 @@ double ShardedModule::mean_over_ranks(double value) const {
         .all_reduce(
             {reinterpret_cast<std::byte*>(&value), sizeof(value)},
             DType::kFloat64,
-            ReduceOp::kSum,
+            ReduceOp::kMean,
             "mean_over_ranks")
         ->wait();
   });
-  return value / world().size();
+  return value;
 }
 
 double ShardedModule::mean_over_ranks(const at::Tensor& value) const {

@@ -213,10 +213,10 @@ std::vector<Update> updates_with_state(
   const auto& options =
       static_cast<const typename Method::Options&>(group.options());
   auto updates = detail::updates_of(method.name, group);
+  if (!Method::keeps_state(options)) {
+    return updates;
+  }
   for (auto& update : updates) {
-    if (!Method::keeps_state(options)) {
-      break;
-    }
     auto& state = state_of<State>(optimizer, update.parameter);
     Method::each_state(
         options, state, [&](const char* kind, at::Tensor& tensor) {

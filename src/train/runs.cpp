@@ -3,6 +3,7 @@
 #include "layout/flat_layout.h"
 #include "runtime/flat_group.h"
 #include "runtime/shard_place.h"
+#include "runtime/unit_storage.h"
 #include "train/vector_tails.h"
 
 #include <ATen/ATen.h>

@@ -1,6 +1,7 @@
 // How gradients of ranks and of micro-batches are joined.
 
 #include "api/counting_communicator.h"
+#include "api/micro_batches.h"
 #include "api/models.h"
 #include "api/program.h"
 
@@ -24,51 +25,13 @@ constexpr Strategy kStrategies[] = {
     Strategy::kShardOptimizer,
     Strategy::kNoShard};
 
-auto make_linear() {
-  return std::make_shared<nn::LinearImpl>(5, 3);
-}
-
-/// A loss whose gradient is `value` for every element of every parameter.
-Tensor constant_loss(nn::LinearImpl& linear, double value) {
-  return value * (linear.weight.sum() + linear.bias.sum());
-}
-
-void expect_gradients(ShardedModule& net, std::optional<double> value) {
-  for (const auto& [name, gradient] : whole_gradients(net)) {
-    ASSERT_EQ(gradient.defined(), value.has_value()) << name;
-    if (value.has_value()) {
-      EXPECT_TRUE(
-          all_close(gradient, torch::full_like(gradient, *value), 1e-6, 0))
-          << name << gradient;
-    }
-  }
-}
-
-/// 's': a micro-batch that synchronises, 'n': one that does not. Micro-batch i
-/// has the gradient 2^i on rank 0, twice that on rank 1, and so on.
 void expect_nothing_lost(const std::string& sequence) {
   for (const auto strategy : kStrategies) {
     for (const int size : {1, 2, 3}) {
       SCOPED_TRACE(sequence);
       on_ranks(size, [&](const World& world) {
-        FullyShardedDataParallel net(
-            seeded(make_linear), world, Options().strategy(strategy));
-        double sum = 0;
-        std::optional<double> visible;
-        for (size_t i = 0; i < sequence.size(); ++i) {
-          std::optional<NoSync> no_sync;
-          if (sequence[i] == 'n') {
-            no_sync.emplace(net.no_sync());
-          }
-          const double value = 1 << i;
-          auto loss = net.call(constant_loss, value * (world.rank() + 1));
-          loss.backward();
-          sum += value * (size + 1) / 2; // the mean over ranks
-          if (sequence[i] == 's') {
-            visible = sum;
-          }
-          expect_gradients(net, visible);
-        }
+        expect_micro_batches_add_up(
+            sequence, world, Options().strategy(strategy));
       });
     }
   }

@@ -34,48 +34,15 @@ class CountingCommunicator final : public ForwardingCommunicator {
         });
   }
 
-  std::unique_ptr<Work> all_gather(
-      std::span<std::byte> buffer,
-      std::string what) override {
-    notes_->push_back(what);
-    return inner().all_gather(buffer, std::move(what));
-  }
-  std::unique_ptr<Work> reduce_scatter(
-      std::span<const std::byte> input,
-      std::span<std::byte> output,
-      DType dtype,
-      std::span<const int64_t> cuts,
-      std::string what,
-      ReduceOp op) override {
-    notes_->push_back(what);
-    return inner().reduce_scatter(
-        input, output, dtype, cuts, std::move(what), op);
-  }
-  std::unique_ptr<Work> all_reduce(
-      std::span<std::byte> buffer,
-      DType dtype,
-      ReduceOp op,
-      std::string what) override {
-    notes_->push_back(what);
-    return inner().all_reduce(buffer, dtype, op, std::move(what));
-  }
-  std::unique_ptr<Work>
-  broadcast(std::span<std::byte> buffer, int root, std::string what) override {
-    notes_->push_back(what);
-    return inner().broadcast(buffer, root, std::move(what));
-  }
-  void barrier(std::string what) override {
-    notes_->push_back(what);
-    inner().barrier(std::move(what));
-  }
-  std::vector<std::string> exchange(std::string_view mine, std::string what)
-      override {
-    notes_->push_back(what);
-    return inner().exchange(mine, std::move(what));
-  }
   std::shared_ptr<Communicator> split(int color, int key) override {
     return std::make_shared<CountingCommunicator>(
         inner().split(color, key), notes_);
+  }
+
+ protected:
+  Communicator& called(const std::string& what) override {
+    notes_->push_back(what);
+    return inner();
   }
 
  private:

@@ -1,6 +1,7 @@
 // Gradients of groups of ranks, joined over the groups.
 
 #include "api/hybrid.h"
+#include "api/micro_batches.h"
 #include "runtime/checkpoint_function.h"
 
 #include <fsdp/fsdp.h>
@@ -17,26 +18,6 @@ namespace hybrid {
 
 namespace nn = torch::nn;
 using at::Tensor;
-
-auto make_linear() {
-  return std::make_shared<nn::LinearImpl>(5, 3);
-}
-
-/// A loss whose gradient is `value` for every element of every parameter.
-Tensor constant_loss(nn::LinearImpl& linear, double value) {
-  return value * (linear.weight.sum() + linear.bias.sum());
-}
-
-void expect_gradients(ShardedModule& net, std::optional<double> value) {
-  for (const auto& [name, gradient] : whole_gradients(net)) {
-    ASSERT_EQ(gradient.defined(), value.has_value()) << name;
-    if (value.has_value()) {
-      EXPECT_TRUE(
-          all_close(gradient, torch::full_like(gradient, *value), 1e-6, 0))
-          << name << gradient;
-    }
-  }
-}
 
 // A shard degree of 1 must not turn the reduction off.
 TEST(Hybrid, GroupsOfOneRankAverageOverAllRanks) {
@@ -55,26 +36,10 @@ TEST(Hybrid, GroupsOfOneRankAverageOverAllRanks) {
   }
 }
 
-/// 's': a micro-batch that synchronises, 'n': one that does not.
 void expect_nothing_lost(const std::string& sequence) {
   SCOPED_TRACE(sequence);
   on_groups({2, 4}, [&](const World& world, const Options& options) {
-    FullyShardedDataParallel net(seeded(make_linear), world, options);
-    double sum = 0;
-    std::optional<double> visible;
-    for (size_t i = 0; i < sequence.size(); ++i) {
-      std::optional<NoSync> no_sync;
-      if (sequence[i] == 'n') {
-        no_sync.emplace(net.no_sync());
-      }
-      const double value = 1 << i;
-      net.call(constant_loss, value * (world.rank() + 1)).backward();
-      sum += value * (world.size() + 1) / 2; // the mean over ranks
-      if (sequence[i] == 's') {
-        visible = sum;
-      }
-      expect_gradients(net, visible);
-    }
+    expect_micro_batches_add_up(sequence, world, options);
   });
 }
 

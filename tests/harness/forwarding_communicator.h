@@ -28,7 +28,7 @@ class ForwardingCommunicator : public Communicator {
   std::unique_ptr<Work> all_gather(
       std::span<std::byte> buffer,
       std::string what) override {
-    return inner().all_gather(buffer, std::move(what));
+    return called(what).all_gather(buffer, std::move(what));
   }
   std::unique_ptr<Work> reduce_scatter(
       std::span<const std::byte> input,
@@ -37,7 +37,7 @@ class ForwardingCommunicator : public Communicator {
       std::span<const int64_t> cuts,
       std::string what,
       ReduceOp op) override {
-    return inner().reduce_scatter(
+    return called(what).reduce_scatter(
         input, output, dtype, cuts, std::move(what), op);
   }
   std::unique_ptr<Work> all_reduce(
@@ -45,16 +45,18 @@ class ForwardingCommunicator : public Communicator {
       DType dtype,
       ReduceOp op,
       std::string what) override {
-    return inner().all_reduce(buffer, dtype, op, std::move(what));
+    return called(what).all_reduce(buffer, dtype, op, std::move(what));
   }
   std::unique_ptr<Work>
   broadcast(std::span<std::byte> buffer, int root, std::string what) override {
-    return inner().broadcast(buffer, root, std::move(what));
+    return called(what).broadcast(buffer, root, std::move(what));
   }
-  void barrier(std::string what) override { inner().barrier(std::move(what)); }
+  void barrier(std::string what) override {
+    called(what).barrier(std::move(what));
+  }
   std::vector<std::string> exchange(std::string_view mine, std::string what)
       override {
-    return inner().exchange(mine, std::move(what));
+    return called(what).exchange(mine, std::move(what));
   }
   uint64_t epoch() const override { return inner().epoch(); }
   void signal_failure(std::string_view message) override {
@@ -67,6 +69,12 @@ class ForwardingCommunicator : public Communicator {
   void reserve(int64_t bytes) override { inner().reserve(bytes); }
 
  protected:
+  /// Makes the collective `what`, of those that move data.
+  virtual Communicator& called(const std::string& what) {
+    static_cast<void>(what);
+    return inner();
+  }
+
   Communicator& inner() const {
     return inner_ != nullptr ? *inner_ : world_.communicator();
   }

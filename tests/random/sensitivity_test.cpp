@@ -1,5 +1,6 @@
 // The comparison notices a net that is slightly wrong.
 
+#include "harness/forwarding_communicator.h"
 #include "random/run.h"
 
 #include <fsdp/fsdp.h>
@@ -11,27 +12,20 @@
 namespace fsdp::random_models {
 namespace {
 
-using std::chrono::milliseconds;
-
 enum class Fault : uint8_t { kNone, kGather, kReduce };
 
 /// float64 only: adds 1e-7 to the first element of the first slice of a gather,
 /// or of what a reduction returns.
-class SlightlyWrong : public Communicator {
+class SlightlyWrong : public testing::ForwardingCommunicator {
  public:
   SlightlyWrong(std::shared_ptr<Communicator> inner, Fault fault)
-      : inner_(std::move(inner)),
+      : ForwardingCommunicator(std::move(inner)),
         fault_(fault) {}
-
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  milliseconds timeout() const override { return inner_->timeout(); }
-  uint64_t epoch() const override { return inner_->epoch(); }
 
   std::unique_ptr<Work> all_gather(
       std::span<std::byte> buffer,
       std::string what) override {
-    return finish(inner_->all_gather(buffer, what), buffer, Fault::kGather);
+    return finish(inner().all_gather(buffer, what), buffer, Fault::kGather);
   }
   std::unique_ptr<Work> reduce_scatter(
       std::span<const std::byte> input,
@@ -41,7 +35,7 @@ class SlightlyWrong : public Communicator {
       std::string what,
       ReduceOp op) override {
     return finish(
-        inner_->reduce_scatter(input, output, dtype, cuts, what, op),
+        inner().reduce_scatter(input, output, dtype, cuts, what, op),
         output,
         Fault::kReduce);
   }
@@ -51,22 +45,10 @@ class SlightlyWrong : public Communicator {
       ReduceOp op,
       std::string what) override {
     return finish(
-        inner_->all_reduce(buffer, dtype, op, what), buffer, Fault::kReduce);
-  }
-  std::unique_ptr<Work>
-  broadcast(std::span<std::byte> buffer, int root, std::string what) override {
-    return inner_->broadcast(buffer, root, what);
-  }
-  void barrier(std::string what) override { inner_->barrier(what); }
-  std::vector<std::string> exchange(std::string_view mine, std::string what)
-      override {
-    return inner_->exchange(mine, what);
-  }
-  void signal_failure(std::string_view message) override {
-    inner_->signal_failure(message);
+        inner().all_reduce(buffer, dtype, op, what), buffer, Fault::kReduce);
   }
   std::shared_ptr<Communicator> split(int color, int key) override {
-    return std::make_shared<SlightlyWrong>(inner_->split(color, key), fault_);
+    return std::make_shared<SlightlyWrong>(inner().split(color, key), fault_);
   }
 
  private:
@@ -82,7 +64,6 @@ class SlightlyWrong : public Communicator {
     return work;
   }
 
-  std::shared_ptr<Communicator> inner_;
   Fault fault_;
 };
 

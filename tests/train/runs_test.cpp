@@ -3,6 +3,7 @@
 #include "train/runs.h"
 #include "runtime/flat_group.h"
 #include "runtime/shard_place.h"
+#include "runtime/unit_storage.h"
 #include "train/training.h"
 #include "train/updates.h"
 
